@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,7 @@ from chop.quantization.float_calls import leave_calls_of_forwards
 from chop.quantization.named_operators import check_operators, present_operators, weighted_operators
 from chop.train import Metric, Rows, Task
 from chop.train.calibration import calibrated, example_inputs
+from chop.train.distillation.settings import Distillation
 from chop.train.dtypes import cast_inputs
 from chop.train.unlabeled import read_inputs
 from chop.workloads.probe import check_forward
@@ -193,6 +194,7 @@ def compress(
     evaluate: Callable[[nn.Module], Any] | str | None = None,
     loss: Callable[[Any, Tensor], Tensor] | str | None = None,
     lower_is_better: bool = False,
+    distill: Any = None,
     **settings: Any,
 ) -> Compressed:
     """Finds the smallest quantized model within `max_drop` of float, as `chop compress` does.
@@ -216,6 +218,8 @@ def compress(
             labels of a batch, and returns their mean loss. Default: that of the task; with
             `evaluate` and without `task` there is none, and nothing is trained.
         lower_is_better: True if smaller numbers of `evaluate` are better.
+        distill: quantization-aware training against the answers of a teacher: True for `model`,
+            another module or graph, `chop.train.Distillation` or a mapping of its fields.
         settings: settings of `chop.actions.compress.settings.CompressConfig`, such as
             `formats=("8.auto",)`; `label_column` names the labels in a frame, a mapping of columns
             or a data set. Settings for reading files, such as `pixel_mean`, are rejected.
@@ -229,6 +233,10 @@ def compress(
     code = {"evaluate": evaluate, "loss": loss}
     named |= {name: each for name, each in code.items() if isinstance(each, str)}
     check_are_used(settings)
+    taught = Distillation.read(distill, model)
+    named |= {} if taught is None else _settings_of_distillation(taught)
+    for name in settings.keys() & named.keys():
+        raise ConfigError(f"chop.compress: '{name}' is given twice, once in distill; drop one.")
     config = parse(CompressConfig, {**settings, **named}, "chop.compress")
     with _options_as_keywords():
         trains = task or loss
@@ -247,6 +255,7 @@ def compress(
             lower_is_better=lower_is_better,
             loss=loss,
             device=config.torch_device,
+            teacher=None if taught is None or taught.teacher.model is model else taught.teacher,
         )
         workload = with_scale(workload, config)
         result = run_compression(config, workload)
@@ -254,6 +263,16 @@ def compress(
         return Compressed(None, config.out, result)
     graph = MaseGraph.from_checkpoint(config.out / Path(MODEL_FILES[0]).stem)
     return Compressed(add_summary(graph.to_module(like=model)), config.out, result)
+
+
+def _settings_of_distillation(taught: Distillation) -> dict[str, Any]:
+    """Returns the settings of `CompressConfig` for a distillation, without defaults and teacher."""
+    given = {
+        f"distill_{each.name}": getattr(taught, each.name)
+        for each in fields(taught)
+        if each.name != "teacher" and getattr(taught, each.name) != each.default
+    }
+    return {"distill": True, **given}
 
 
 @contextmanager

@@ -25,8 +25,6 @@ COMPRESS_HELP = """Quantize a model in several formats, fine-tune the smallest, 
 
   chop compress runs/compress    # describes the saved run
 
-  chop compress --config run.toml    # keys: model, dataset, qat_epochs
-
 [bold]Choice[/]: chop saves the smallest model within --max-drop of float on the validation rows:
 the split 'validation', or a fifth of the training rows. Test rows are for reporting only. If no
 format is within --max-drop, chop saves none (exit code 3), or the best one with --keep-best.

@@ -1,6 +1,7 @@
 """Training and evaluation.
 
 `fit(model, dataset, *, epochs=1, lr=1e-3, batch_size=64, ...)` -> loss of each epoch;
+`Distillation(alpha, temperature, hidden, teacher)` -> settings for `fit(distill=...)`;
 `evaluate(model, dataset, *, batch_size=None, metric=None, task=None, ...)` -> float;
 `get_trainer(model, tokenized_dataset, tokenizer=None, ...)` -> a Hugging Face Trainer;
 `GradualPruning(mg, config)` -> prunes during `fit` or a Trainer's training;
@@ -10,6 +11,7 @@
 
 from chop.train.calibration import calibration_batches
 from chop.train.device import usable_device
+from chop.train.distillation.settings import Distillation
 from chop.train.judge import Judge
 from chop.train.metric import Metric
 from chop.train.metrics import METRICS, find_metric
@@ -28,6 +30,7 @@ __all__ = [
     "SCHEDULES",
     "TASKS",
     "VALIDATION_SHARE",
+    "Distillation",
     "GradualPruning",
     "Judge",
     "Metric",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,23 @@ from chop.errors import ConfigError
 from chop.train.model_io import LABELS, fed_columns, read_answers
 from chop.train.rows import Rows, padding_token, read_rows, task_for
 from chop.train.tasks import Task, find_task
+
+ROW = "number of the row"
+"""Name of the column with row numbers in a batch. No parameter can have this name."""
+
+
+class Answered(NamedTuple):
+    """Output of a model for a batch.
+
+    Attributes:
+        output: output of the model.
+        labels: labels of the batch on the model's device.
+        columns: all columns of the batch, with those that the model does not take, and `ROW`.
+    """
+
+    output: Any
+    labels: Tensor
+    columns: dict[str, Tensor]
 
 
 class Feed:
@@ -56,24 +74,37 @@ class Feed:
         """The number of batches."""
         return math.ceil(len(self.rows) / self.batch_size)
 
+    def without_own_loss(self) -> None:
+        """Stops feeding labels to the model."""
+        self.task = dataclasses.replace(self.task, takes_model_loss=False)
+        self.columns = fed_columns(self.model, self.rows.columns, self.task)
+
     def batches(
         self, shuffle: torch.Generator | None = None
     ) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
         """Yields inputs by name and the labels of each batch. `shuffle` draws the order."""
-        pad_id = padding_token(self.model)
-        for batch in self.rows.batches(self.batch_size, pad_id=pad_id, shuffle=shuffle):
-            fed = {name: batch[column].to(self.device) for name, column in self.columns.items()}
-            yield fed, batch[LABELS].to(self.device)
+        for batch in self.numbered(shuffle):
+            yield self._inputs(batch), batch[LABELS].to(self.device)
 
-    def outputs(self, shuffle: torch.Generator | None = None) -> Iterator[tuple[Any, Tensor]]:
-        """Yields the model's output and the labels of each batch."""
-        for step, (fed, labels) in enumerate(self.batches(shuffle)):
-            output = self._run(fed)
+    def outputs(self, shuffle: torch.Generator | None = None) -> Iterator[Answered]:
+        """Yields the model's output, the labels and all columns of each batch."""
+        for step, batch in enumerate(self.numbered(shuffle)):
+            labels = batch[LABELS].to(self.device)
+            output = self._run(self._inputs(batch))
             if step == 0 and self.task.is_categorical:
                 answers = read_answers(output, self.task, len(labels))
                 self.task.check(answers, self.rows.labels)
-            yield output, labels
+            yield Answered(output, labels, batch)
             del output  # large logits are gone before the next ones are made
+
+    def numbered(self, shuffle: torch.Generator | None = None) -> Iterator[dict[str, Tensor]]:
+        """Yields all columns of each batch, with `ROW`, on the CPU."""
+        numbered = {**self.rows.columns, ROW: torch.arange(len(self.rows))}
+        rows, pad_id = dataclasses.replace(self.rows, columns=numbered), padding_token(self.model)
+        return rows.batches(self.batch_size, pad_id=pad_id, shuffle=shuffle)
+
+    def _inputs(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: batch[column].to(self.device) for name, column in self.columns.items()}
 
     def _run(self, fed: dict[str, Tensor]) -> Any:
         try:

@@ -36,6 +36,10 @@ Column = Tensor | list[Tensor]
 """Tensor (N, ...), or a list of N tensors of different lengths."""
 
 
+class NoLabelsError(ConfigError):
+    """Raised if rows have no labels."""
+
+
 def read_columns(dataset: Any, outputs: Sequence[str] = ()) -> dict[str, Column]:
     """Returns the columns of a data set by name. Unnamed columns are named by `POSITION`.
 
@@ -64,7 +68,7 @@ def read_columns(dataset: Any, outputs: Sequence[str] = ()) -> dict[str, Column]
             return _from_arrays((dataset.drop(columns=list(outputs)), named))
         inputs, labels = split_frame(dataset)
         if labels is None:
-            raise ConfigError(
+            raise NoLabelsError(
                 "expected a frame with a column 'labels' or 'label', or (frame, labels), got the "
                 f"columns {enumerate_names(list(map(repr, dataset.columns)), MOST_NAMES)}; "
                 "chop.compress also takes label_column=."
@@ -179,7 +183,7 @@ def _named(item: Any) -> Mapping[str, Any]:
         return {**item[0], **label_columns(item[1])}
     if isinstance(item, tuple | list) and len(item) > 1:
         return _by_position(item)
-    raise ConfigError(
+    raise NoLabelsError(
         f"expected each row to be a mapping or (x, label), got {type(item).__name__}; pass arrays "
         "as (inputs, labels)."
     )
@@ -207,7 +211,8 @@ def _from_arrays(arrays: Sequence[Any]) -> dict[str, Column]:
     arrays = [*map(_array, arrays[:-1]), *map(_get_labels, arrays[-1:])]
     lengths = [len(array) for array in arrays]
     if len(arrays) < 2 or len(set(lengths)) > 1:
-        raise ConfigError(
+        kind = NoLabelsError if len(arrays) == 1 else ConfigError
+        raise kind(
             f"expected (X, y) of one length, inputs first and labels last, got {len(arrays)} "
             f"of {lengths} rows."
         )

@@ -21,7 +21,7 @@ from chop.train.label_columns import outputs_among
 from chop.train.label_values import read_labels, with_classes
 from chop.train.model_io import LABELS
 from chop.train.outputs import LabelPart, join_labels, outputs_task, split_labels
-from chop.train.reading import Column, as_column, is_numeric, read_columns
+from chop.train.reading import Column, NoLabelsError, as_column, is_numeric, read_columns
 from chop.train.tasks import (
     IGNORED,
     Task,
@@ -223,7 +223,7 @@ def read_rows(
         return Rows(inputs, torch.zeros(len(next(iter(inputs.values())))))
     if labels is None or not inputs or len(labels) == 0:
         held = f"{len(table[next(iter(table))])} rows" if table else "0 rows"
-        raise ConfigError(
+        raise NoLabelsError(
             "expected rows with a column 'labels' or 'label' and at least one column of numbers "
             f"(tokenize texts first), or (inputs, labels), got {held} with "
             f"{list(table)}."

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from chop.data.masks import VOID
+from chop.train.distillation.soft_losses import pixel_divergence
 from chop.train.metric import COMMONEST, CONSTANTS, Constant, Metric
 from chop.train.task import IGNORED, Labels, Pair, Task, beyond_classes, unfit
 
@@ -143,5 +144,6 @@ SEGMENTATION_TASK = Task(
         "not count."
     ),
     metrics=METRICS,
+    soft_loss=pixel_divergence,
     summary="one class per pixel",
 )

@@ -76,6 +76,8 @@ class Task:
         layout: `chop.train.outputs.Layout` of a bound multi-output task.
         read: (output, rows) -> answers (B, W) of several outputs; default, reads logits.
         metrics: further metrics by name.
+        soft_loss: loss against a teacher's answers, `chop.train.distillation.soft_losses.SoftLoss`;
+            default, the KL divergence if answers are categorical, else none.
         summary: phrase for help that describes the answers.
     """
 
@@ -102,6 +104,9 @@ class Task:
     layout: Any = field(default=None, repr=False)
     read: Callable[[Any, int], Tensor] | None = field(default=None, repr=False)
     metrics: Mapping[str, Metric] = field(default_factory=dict, repr=False)
+    soft_loss: Callable[[Tensor, Tensor, Tensor, float], Tensor] | None = field(
+        default=None, repr=False
+    )
     summary: str = field(default="", repr=False)
 
     @property

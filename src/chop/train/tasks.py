@@ -18,6 +18,7 @@ from chop.train.binary_metrics import (
     MULTILABEL_METRICS,
     RANKING,
 )
+from chop.train.distillation.soft_losses import binary_divergence, squared_difference
 from chop.train.metric import Metric, classes, confidences, positives, surprise, values
 from chop.train.metrics import METRICS, REGRESSION_METRICS, perplexity
 from chop.train.outputs import find_outputs_task, outputs_task
@@ -218,6 +219,7 @@ _ROWS = (
         heads=lambda labels: 1,
         takes_names=True,
         metrics=_BINARY_METRICS,
+        soft_loss=binary_divergence,
         summary="one yes-or-no answer per row",
     ),
     Task(
@@ -228,6 +230,7 @@ _ROWS = (
         fits=lambda x, y: x.dim() == 2 and x.shape[1:] == y.shape[1:] and _are_zero_or_one(y),
         heads=_numbers_of_a_row,
         metrics=_MULTILABEL_METRICS,
+        soft_loss=binary_divergence,
         summary="several yes-or-no answers per row",
     ),
     Task(
@@ -238,6 +241,7 @@ _ROWS = (
         fits=lambda x, y: x.shape[1:] in ((), (1,), y.shape[1:]),
         heads=_numbers_of_a_row,
         metrics=_REGRESSION_METRICS,
+        soft_loss=squared_difference,
         summary="numbers",
     ),
     _over_classes(
@@ -295,7 +299,9 @@ def _no_metric(predictions: Tensor, labels: Tensor) -> Never:
     raise ConfigError("the model is evaluated by your function and has no metric of rows.")
 
 
-JUDGED_TASK = Task(JUDGED, Metric("untold", _no_metric), _no_loss, reads_all=True)
+JUDGED_TASK = Task(
+    JUDGED, Metric("untold", _no_metric), _no_loss, reads_all=True, soft_loss=squared_difference
+)
 
 
 def find_task(task: str | Task | Mapping[str, str | Task]) -> Task:

@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from chop.errors import ConfigError, check_known
 from chop.kernels.matmul_precision import matmul_precision
 from chop.nn import cached_weights
+from chop.train.distillation.loss import labeled_feed, training_loss
+from chop.train.distillation.settings import Distillation
 from chop.train.feed import Feed, eval_mode, module_mode
 from chop.train.metric import Metric
-from chop.train.model_io import batch_loss, read_answers
+from chop.train.model_io import read_answers
 from chop.train.rows import Rows, rows_per_batch, take_split
 from chop.train.tasks import Task
 
@@ -50,6 +52,7 @@ def fit(
     progress: Progress = None,
     on_step: Callable[[int, int], None] | None = None,
     task: str | Task | None = None,
+    distill: Any = None,
 ) -> list[float]:
     """Trains `model` in place with AdamW. Frozen parameters stay unchanged.
 
@@ -75,13 +78,18 @@ def fit(
             step's number from 1 and the total; see `chop.train.GradualPruning`.
         task: determines the loss: a name of `chop.train.TASKS`, or a `Task`; default, inferred from
             the labels, see `chop.train.tasks.infer_task`.
+        distill: trains against the answers of a teacher: the teacher (a module, a graph, or the
+            path of a checkpoint), or `chop.train.Distillation` or a mapping of its fields. Rows
+            then need no labels.
     Returns: the mean loss of each epoch. The mode (`train`, `eval`) of each module is restored.
     Raises:
         ConfigError: if columns are wrong, the schedule or task is unknown, labels do not fit the
-            task, or no parameter is trainable.
+            task, no parameter is trainable, or a teacher does not fit.
     """
     check_known(schedule, SCHEDULES, "unknown schedule")
-    feed = Feed(model, take_split(dataset, "train"), batch_size, task, device)
+    settings = Distillation.read(distill)
+    rows = take_split(dataset, "train")
+    feed, has_labels = labeled_feed(model, rows, batch_size, task, device, settings)
     trainable = _trainable(model)
     optimizer = torch.optim.AdamW(_parameter_groups(trainable, weight_decay), lr=lr)
     rate = _rate(SCHEDULES[schedule], warmup, max(1, epochs * feed.steps))
@@ -91,12 +99,13 @@ def fit(
         module_mode(model, training=True),
         _seeded(seed, feed.device) as order,
         _bar(progress, epochs * feed.steps) as tick,
+        training_loss(feed, settings, has_labels) as compute_loss,
     ):
         for epoch in range(epochs):
             total = torch.zeros((), device=feed.device)
             batches = feed.outputs(shuffle=order)
-            for step, (output, labels) in enumerate(batches, epoch * feed.steps + 1):
-                loss = batch_loss(output, labels, feed.task)
+            for step, batch in enumerate(batches, epoch * feed.steps + 1):
+                loss = compute_loss(batch)
                 optimizer.zero_grad()
                 loss.backward()
                 nn.utils.clip_grad_norm_(trainable, max_grad_norm)
@@ -104,7 +113,7 @@ def fit(
                     on_step(step, epochs * feed.steps)
                 optimizer.step()
                 scheduler.step()
-                total += loss.detach() * len(labels)
+                total += loss.detach() * len(batch.labels)
                 tick()
             losses.append(total.item() / len(feed.rows))
         optimizer.zero_grad()
@@ -217,9 +226,9 @@ def predict(
         eval_mode(model),
         _bar(progress, feed.steps) as tick,
     ):
-        for output, expected in feed.outputs():
+        for output, labels_of_batch, _ in feed.outputs():
             answers, expected = judged.compare(
-                read_answers(output, judged, len(expected)), expected
+                read_answers(output, judged, len(labels_of_batch)), labels_of_batch
             )
             predicted, right = judged.metric.read(answers, expected)
             predictions.append(predicted)

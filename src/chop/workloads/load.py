@@ -77,7 +77,8 @@ def workload_for(config: WorkloadConfig, workload: Workload | None) -> Workload:
         if loaded.judge is None:
             loaded = replace(workload, task=workload.task.with_metric(config.metric))
     check_weights(loaded.model)
-    return loaded
+    teacher = getattr(config, "distill_teacher", None)
+    return loaded if teacher is None else loaded.with_teacher(teacher)
 
 
 def merge_settings(config: WorkloadConfig, workload: Workload) -> dict[str, Any]:

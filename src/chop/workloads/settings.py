@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from chop.config import MORE, Range, check_fields, check_text
 from chop.errors import ConfigError
+
+if TYPE_CHECKING:
+    from chop.train.distillation.settings import Distillation
 
 
 def short_name(name: str) -> str:
@@ -28,7 +31,7 @@ def short_name(name: str) -> str:
     return name
 
 
-IN_FILES = ("model", "dataset", "weights", "tokenizer", "evaluate", "loss")
+IN_FILES = ("model", "dataset", "weights", "tokenizer", "evaluate", "loss", "distill_teacher")
 """Settings with paths in which `~` is expanded, since shells expand only unquoted ones."""
 
 
@@ -160,6 +163,11 @@ class WorkloadConfig:
         """Functions of the user that judge and train; most jobs have none."""
         return _OwnFunctions()
 
+    @property
+    def distillation(self) -> Distillation | None:
+        """Settings of training against a teacher; most jobs have none."""
+        return None
+
     def _check_labels(self) -> None:
         for name, value in (("label_mean", self.label_mean), ("label_std", self.label_std)):
             if value is not None and not math.isfinite(value):
@@ -212,6 +220,67 @@ class JudgedConfig:
             return None
         metric: str | None = getattr(self, "metric", None)
         return metric or self.evaluate.rpartition(":")[2]
+
+
+@dataclass(frozen=True)
+class DistillConfig:
+    """Knowledge distillation in further training.
+
+    Attributes:
+        distill: train against the float model's answers, too. Labels have the rest of the loss.
+        distill_alpha: weight of the float model's answers, 0 to 1; labels have the rest. Default:
+            0.9, and 1 without labels or loss.
+        distill_temperature: temperature of the softmax of both models' logits, for classes.
+            Default: 2, and 1 for language models.
+        distill_hidden: compare the outputs of layers of equal names as well, by cosine distance or
+            relative mean squared error. Default: only the answers.
+        distill_hidden_weight: weight of that comparison, added to the loss.
+        distill_teacher: model that replaces the float model as the teacher. It is a run folder, a
+            checkpoint, a model folder, a hub name or file.py:Net. Default: the float model.
+    """
+
+    EPOCHS: ClassVar[str] = "epochs"
+    """Name of the setting with the number of epochs of further training."""
+    distill: bool = False
+    distill_alpha: Annotated[float | None, Range(0, 1)] = field(default=None, metadata=MORE)
+    distill_temperature: Annotated[float | None, Range(above=0, most=1000)] = field(
+        default=None, metadata=MORE
+    )
+    distill_hidden: Literal["cosine", "mse"] | None = field(default=None, metadata=MORE)
+    distill_hidden_weight: Annotated[float, Range(above=0, most=1e6)] = field(
+        default=1.0, metadata=MORE
+    )
+    distill_teacher: str | None = field(default=None, metadata=MORE)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()  # type: ignore[misc]
+        own = [each for each in fields(DistillConfig) if each.name != "distill"]
+        given = [each.name for each in own if getattr(self, each.name) != each.default]
+        if given and not self.distill:
+            raise ConfigError(f"{given[0]}: applies to distill, which is off.")
+        if self.distill_hidden is None and "distill_hidden_weight" in given:
+            raise ConfigError("distill_hidden_weight: applies to distill_hidden, which is not set.")
+        if self.distill and getattr(self, self.EPOCHS) == 0:
+            raise ConfigError(f"distill: nothing is trained, since {self.EPOCHS} is 0.")
+
+    @property
+    def distillation(self) -> Distillation | None:
+        """Settings of training against a teacher, without the teacher; None if `distill` is off."""
+        from chop.train.distillation.settings import Distillation
+
+        if not self.distill:
+            return None
+        return Distillation(
+            self.distill_alpha,
+            self.distill_temperature,
+            self.distill_hidden,
+            self.distill_hidden_weight,
+        )
+
+    def distill_settings(self) -> dict[str, object]:
+        """Returns these settings by name, for a recipe of another job; {} if `distill` is off."""
+        names = [each.name for each in fields(DistillConfig)]
+        return {name: getattr(self, name) for name in names} if self.distill else {}
 
 
 @dataclass(frozen=True)

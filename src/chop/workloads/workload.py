@@ -7,30 +7,36 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypedDict
+from functools import cached_property
+from typing import Any, NotRequired, TypedDict
 
 import torch
 from torch import Tensor, nn
 
 from chop import passes
-from chop.base.notices import Assumption, collected_assumptions, warn_once
+from chop.base.notices import Assumption, assume, collected_assumptions, warn_once
 from chop.captured.wrappers import check_is_module, check_is_unwrapped
 from chop.data.load import HELD_OUT_SHARE, SPLIT_OFF, assume_split_off
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
+from chop.models import builtin_model
 from chop.train import (
+    VALIDATION_SHARE,
     Metric,
     Rows,
     Task,
     evaluate,
     find_task,
     fit,
+    load_trained,
     predict,
     read_rows,
     split_rows,
     usable_device,
 )
 from chop.train.calibration import example_inputs
+from chop.train.distillation.settings import Distillation, describe_distillation
+from chop.train.distillation.teacher import Teacher, load_teacher
 from chop.train.dtypes import cast_inputs
 from chop.train.feed import bound_task
 from chop.train.intervals import Score, compute_interval, constant_score, counted, interval_note
@@ -39,6 +45,7 @@ from chop.train.metrics import accuracy
 from chop.train.tasks import CLASSIFICATION, JUDGED_TASK
 from chop.train.text_labels import with_numbered_texts
 from chop.train.train_loop import Progress
+from chop.workloads.fingerprints import fingerprint_of_weights
 from chop.workloads.judging import build_judge, build_task
 from chop.workloads.probe import assume_scaled_logits, check_forward
 from chop.workloads.settings import WorkloadConfig, short_name
@@ -56,12 +63,17 @@ COLUMNS = (
 
 
 class Training(TypedDict):
-    """Arguments of `chop.train.fit` for further training, stored as JSON in records."""
+    """Arguments of `chop.train.fit` for further training, stored as JSON in records.
+
+    `distill` has the settings of a distillation, with a fingerprint of a teacher other than the
+    float model.
+    """
 
     epochs: int
     lr: float
     batch_size: int
     seed: int
+    distill: NotRequired[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -82,6 +94,7 @@ class Workload:
         task: task of the model.
         judge: user's function that evaluates models instead of the task's metric; the rows are then
             inputs for calibration, training and timing.
+        teacher: model whose answers a distillation learns; None uses `model`.
         assumptions: assumptions of the job, for its report.
     """
 
@@ -97,6 +110,7 @@ class Workload:
     has_seen_validation: bool = False
     task: Task = CLASSIFICATION
     judge: Judge | None = None
+    teacher: nn.Module | None = None
     assumptions: Sequence[Assumption] = ()
 
     def __post_init__(self) -> None:
@@ -135,6 +149,7 @@ class Workload:
         evaluate: Judge | Callable[[nn.Module], Any] | str | None = None,
         lower_is_better: bool = False,
         loss: Callable[[Any, Tensor], Tensor] | str | None = None,
+        teacher: Any = None,
     ) -> Workload:
         """Builds a workload from your own trained model and data, for any job with a `workload`.
 
@@ -157,6 +172,8 @@ class Workload:
             lower_is_better: True if smaller numbers of `evaluate` are better.
             loss: function that training minimizes: it takes the model's output and the labels of a
                 batch, and returns their mean loss; by default that of the task.
+            teacher: model for jobs with `distill`: a module, a graph, or a path as for
+                `chop.train.distillation.teacher.load_teacher`; by default the model itself.
         Raises:
             ConfigError: if rows cannot be read or do not fit the model, the task or metric is
                 unknown, or the metric's name is not valid for columns and files.
@@ -172,7 +189,24 @@ class Workload:
             task = build_task(requested, workload.train, metric, judge, loss)
             task = bound_task(task, workload.model, workload.train)
             assume_scaled_logits(task, workload.model, workload.train)
-        return replace(workload, task=task, judge=judge, assumptions=assumed)
+        workload = replace(workload, task=task, judge=judge, assumptions=assumed)
+        return workload if teacher is None else workload.with_teacher(teacher)
+
+    def with_teacher(self, given: Any) -> Workload:
+        """Returns the workload with another teacher for distillation.
+
+        Args:
+            given: module, graph, the name of a built-in model, which is trained, or a path as for
+                `chop.train.distillation.teacher.load_teacher`.
+        Raises:
+            ConfigError: if it does not take the training rows.
+        """
+        name = builtin_model(given) if isinstance(given, str) else None
+        if name is not None:
+            given = load_trained(name, held_out=VALIDATION_SHARE)
+        teacher = load_teacher(given)
+        check_forward(Teacher(teacher).on(self.device), self.train, "teacher", self.dataset)
+        return replace(self, teacher=teacher)
 
     @classmethod
     def _of(
@@ -282,21 +316,54 @@ class Workload:
         Raises:
             ConfigError: if epochs are requested without a loss.
         """
-        if epochs and not self.task.can_train:
+        can_train = self.can_train(config)
+        if epochs and not can_train:
             raise ConfigError(
                 "--evaluate judges the model, and no loss is known to train it with: pass --loss "
-                "file.py:fn or --task, or 0 epochs."
+                "file.py:fn, --task or --distill, or 0 epochs."
             )
-        usual = self.tuning_epochs if self.task.can_train else 0
+        usual = self.tuning_epochs if can_train else 0
         epochs = usual if epochs is None else epochs
         share = min(1.0, epochs / self.tuning_epochs)
         rate = self.tuning_lr * math.sqrt(share) if lr is None else lr
-        return {"epochs": epochs, "lr": rate, "batch_size": config.batch_size, "seed": config.seed}
+        training = Training(epochs=epochs, lr=rate, batch_size=config.batch_size, seed=config.seed)
+        return self.with_distillation(training, config)
+
+    def can_train(self, config: WorkloadConfig) -> bool:
+        """Returns true if there is a loss for training: the task's, or a teacher's answers."""
+        return self.task.can_train or config.distillation is not None
+
+    def with_distillation(self, training: Training, config: WorkloadConfig) -> Training:
+        """Adds the settings of the distillation to a record of training, if there is one."""
+        if config.distillation is None or not training["epochs"]:
+            return training
+        record = config.distillation.record(self.task)
+        if self.teacher is not None:
+            record["teacher"] = fingerprint_of_weights(self.teacher)
+        return {**training, "distill": record}
+
+    def get_arguments(self, training: Training) -> dict[str, Any]:
+        """Returns arguments of `chop.train.fit` from a record of training, with the teacher.
+
+        The assumptions of the job have a sentence about it.
+        """
+        record = training.get("distill")
+        if record is None:
+            return dict(training)
+        name = "the float model" if self.teacher is None else "the given teacher"
+        assume(describe_distillation(record, name))
+        own = {key: value for key, value in record.items() if key != "teacher"}
+        return {**training, "distill": Distillation(**own, teacher=self._teacher)}
+
+    @cached_property
+    def _teacher(self) -> Teacher:
+        """Teacher of all trainings, which computes its answers once."""
+        return Teacher(self.model if self.teacher is None else self.teacher)
 
     def fit(self, model: nn.Module, training: Training, progress: Progress = None) -> None:
         """Trains a model in place on the training rows."""
         where = {"device": self.device, "task": self.task, "progress": progress}
-        fit(model, self.train, **training, **where)  # type: ignore[arg-type]
+        fit(model, self.train, **self.get_arguments(training), **where)  # type: ignore[arg-type]
 
     def evaluate(self, model: nn.Module, rows: Rows, progress: Progress = None) -> float:
         """Returns the task's metric of a model on some rows, or the number of a user's function."""

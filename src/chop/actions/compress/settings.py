@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from chop.base.notices import assume
 from chop.config import MORE, Range
 from chop.errors import ConfigError, check_known
-from chop.workloads.settings import JudgedConfig, WorkloadConfig
+from chop.workloads.settings import DistillConfig, JudgedConfig, WorkloadConfig
 
 if TYPE_CHECKING:
     from chop.formats.recipe import Recipe
@@ -24,7 +24,7 @@ def default_operators() -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuantizationSettings(WorkloadConfig):
+class QuantizationSettings(DistillConfig, WorkloadConfig):
     """Quantization after training, and quantization-aware training.
 
     Attributes:
@@ -34,9 +34,10 @@ class QuantizationSettings(WorkloadConfig):
         qat_lr: peak learning rate of QAT. Default: by model and number of epochs.
         calibration_rows: training rows that calibrate fractions.
 
-    The other settings are those of `WorkloadConfig`.
+    The other settings are those of `DistillConfig` and `WorkloadConfig`.
     """
 
+    EPOCHS: ClassVar[str] = "qat_epochs"
     operators: tuple[str, ...] = field(default_factory=default_operators, metadata=MORE)
     qat_epochs: Annotated[int | None, Range(0, 10_000)] = None
     qat_lr: Annotated[float | None, Range(1e-9, 10)] = field(default=None, metadata=MORE)
@@ -95,7 +96,8 @@ class CompressConfig(JudgedConfig, QuantizationSettings):
             test rows of a causal language model, written to `table.md` and the page. With 0, no
             output has texts of rows.
 
-    The other settings are those of `QuantizationSettings`, `JudgedConfig` and `WorkloadConfig`.
+    The other settings are those of `QuantizationSettings`, `JudgedConfig`, `DistillConfig` and
+    `WorkloadConfig`.
     """
 
     out: Path = Path("runs/compress")
@@ -192,6 +194,6 @@ class CompressConfig(JudgedConfig, QuantizationSettings):
                 f"by_block: expected one format, and methods among {', '.join(BY_BLOCK)}."
             )
         own = ("overrides", "skip", "skip_vision", "layers", "onnx", "qat_epochs", "train_epochs")
-        for name in (*own, "samples", "evaluate", "loss"):
+        for name in (*own, "samples", "evaluate", "loss", "distill"):
             if getattr(self, name):
                 raise ConfigError(f"{name}: not supported with by_block; leave it out.")

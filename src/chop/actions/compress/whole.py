@@ -109,10 +109,10 @@ class WholeModel:
                 "takes one at a time; expected --qat-epochs 0."
             )
         check_samples(self.config, self.workload)
-        if epochs and not self.workload.task.can_train:
+        if epochs and not self.workload.can_train(self.config):
             raise ConfigError(
                 "--qat-epochs: training needs a loss, and --evaluate gives none. Add --loss "
-                "file.py:fn or --task, or set --qat-epochs 0."
+                "file.py:fn, --task or --distill, or set --qat-epochs 0."
             )
 
     def _recipe(self, mg: MaseGraph) -> Recipe:
@@ -141,7 +141,7 @@ class WholeModel:
         """
         config, workload = self.config, self.workload
         formats = len(config.formats) + bool(config.layers)
-        is_trained = config.qat_epochs != 0 and workload.task.can_train
+        is_trained = config.qat_epochs != 0 and workload.can_train(config)
         trained = is_trained * (formats if config.qat == "all" else 1)
         kinds = [FLOAT, *[QUANTIZED] * formats, *[TRAINING, QUANTIZED] * trained]
         rows = (workload.validation, workload.test)
@@ -189,7 +189,7 @@ class WholeModel:
         ]
         lost.sort(key=lambda candidate: (candidate.row.bits, metric.key(candidate.row.validation)))
         training = workload.tuning(config.qat_epochs, config.qat_lr, config)
-        if not lost or not training["epochs"] or not workload.task.can_train:
+        if not lost or not training["epochs"]:
             stages.expect(())
             return []
         trained: list[Candidate] = []
@@ -215,10 +215,10 @@ class WholeModel:
             return None
         if self.config.qat_epochs == 0:
             return "No QAT: --qat-epochs is 0."
-        if not self.workload.task.can_train:
+        if not self.workload.can_train(self.config):
             return (
-                "No QAT: training needs a loss, and --evaluate gives none. Add --loss file.py:fn "
-                "or --task."
+                "No QAT: training needs a loss, and --evaluate gives none. Add --loss file.py:fn, "
+                "--task or --distill."
             )
         formats = "the format is" if len(rounded) == 1 else f"all {len(rounded)} formats are"
         where = "" if self.workload.judge else " on the validation rows"

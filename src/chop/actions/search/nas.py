@@ -33,7 +33,7 @@ from chop.train.intervals import counted
 from chop.workloads.fingerprints import fingerprint_of_function, fingerprint_of_rows
 from chop.workloads.load import workload_for
 from chop.workloads.settings import short_name
-from chop.workloads.workload import Workload
+from chop.workloads.workload import Training, Workload
 
 PERCENT = ("accuracy",)
 SCORED_ROWS = 32
@@ -60,10 +60,10 @@ class NasSubject:
 
     def __init__(self, config: NasConfig, workload: Workload | None = None) -> None:
         workload = workload_for(config, workload)
-        if workload.judge is not None and not workload.task.can_train:
+        if workload.judge is not None and not workload.can_train(config):
             raise ConfigError(
                 "--evaluate: training needs a loss, and a scoring function has none: pass --loss "
-                "file.py:fn or --task."
+                "file.py:fn, --task or --distill."
             )
         if workload.judge is None and workload.task.metric.name != "accuracy":
             raise ConfigError(
@@ -86,7 +86,7 @@ class NasSubject:
             problem={
                 "rows": fingerprint_of_rows(workload.train),
                 "base": _model_config_json(workload.model),
-                "training": measure.training,
+                "training": _training(config, workload),
                 "compression": dataclasses.asdict(measure.compression),
                 "proxy": [config.proxy, config.share],
                 **_judged(workload),
@@ -125,10 +125,17 @@ def architectures(config: NasConfig, workload: Workload) -> Architectures:
     return Architectures(workload.model, fields, square_layers=layers, seed=config.seed)
 
 
+def _training(config: NasConfig, workload: Workload) -> Training:
+    """Returns the record of the training of each trial."""
+    training = Training(
+        epochs=config.epochs, lr=config.lr, batch_size=config.batch_size, seed=config.seed
+    )
+    return workload.with_distillation(training, config)
+
+
 def _measure(config: NasConfig, candidates: Architectures, workload: Workload) -> TrainedMeasure:
     train, validation = split_rows(workload.train, config.validation, seed=config.seed)
-    training = {"epochs": config.epochs, "lr": config.lr}
-    training |= {"batch_size": config.batch_size, "seed": config.seed}
+    training = workload.get_arguments(_training(config, workload))
     compression = config.compression_settings()
     return TrainedMeasure(
         candidates.build,

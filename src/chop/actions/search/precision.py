@@ -51,6 +51,7 @@ def export(config: PrecisionConfig, chosen: Config) -> dict[str, Any]:
         "formats": [],
         "keep_best": True,
         **({"qat_epochs": config.epochs, "qat_lr": config.lr} if config.epochs else {}),
+        **config.distill_settings(),
         "layers": {
             name: {
                 n: format_string(fmt) for n, fmt in rule["config"].items() if not fmt.is_identity

@@ -140,7 +140,7 @@ def recipe_files(config: PrecisionConfig, result: PrecisionResult) -> dict[str, 
 def _compress_settings(config: PrecisionConfig, recipe: _WeightRecipe) -> dict[str, Any]:
     """Returns settings of `chop compress` that build a recipe."""
     qat = {"qat_epochs": config.epochs, **({"qat_lr": config.lr} if config.epochs else {})}
-    own = settings_of_workload(config)
+    own = {**settings_of_workload(config), **config.distill_settings()}
     return {**import_setting(), **own, "keep_best": True, **qat, **recipe.settings()}
 
 

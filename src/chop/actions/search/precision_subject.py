@@ -23,7 +23,7 @@ from chop.workloads.fingerprints import (
     fingerprint_of_weights,
 )
 from chop.workloads.load import workload_for
-from chop.workloads.workload import Workload
+from chop.workloads.workload import Training, Workload
 
 
 class PrecisionSubject:
@@ -63,6 +63,21 @@ class PrecisionSubject:
         return goals_for(self.config, self.workload)
 
     @cached_property
+    def tuning(self) -> Training | None:
+        """Record of the training of each trial; None if trials are not trained.
+
+        Raises:
+            ConfigError: if there is no loss to train by.
+        """
+        config, workload = self.settings, self.workload
+        if config.epochs and not workload.can_train(config):
+            raise ConfigError(
+                "epochs: training needs a loss, and evaluate has none: give --loss file.py:fn, "
+                "--task or --distill."
+            )
+        return workload.tuning(config.epochs, config.lr, config) if config.epochs else None
+
+    @cached_property
     def problem(self) -> PrecisionProblem:
         """Space of formats with its measure."""
         config, workload = self.settings, self.workload
@@ -70,28 +85,22 @@ class PrecisionSubject:
         scores = (workload.task.metric.name, *SCORES)
         goal = next((score for score in scores if config.goals[0] == score), None)
         training = None
-        if config.epochs and not workload.task.can_train:
-            raise ConfigError(
-                "epochs: training needs a loss, and evaluate has none: pass --loss file.py:fn or "
-                "--task."
-            )
-        if config.epochs:
-            tuning = workload.tuning(config.epochs, config.lr, config)
-            training = tuning | {"device": workload.device}
+        if self.tuning is not None:
+            training = workload.get_arguments(self.tuning) | {"device": workload.device}
         joined = workload.task.name == CAUSAL_LM if config.joined is None else config.joined
         return config.problem(workload, self.split.rows, goal, training, joined)
 
     @cached_property
     def identity(self) -> dict[str, Any]:
         """All inputs that determine a trial's values."""
-        judge, training = self.workload.judge, self.problem.training
+        judge = self.workload.judge
         return {
             "weights": fingerprint_of_weights(self.workload.model),
             "train": fingerprint_of_rows(self.workload.train),
             "rows": fingerprint_of_rows(self.split.rows),
             "settings": self.config.identity(),
             **({} if judge is None else {"judge": fingerprint_of_code(judge.code)}),
-            "training": training and {k: x for k, x in training.items() if k != "device"},
+            "training": self.tuning,
         }
 
     @cached_property

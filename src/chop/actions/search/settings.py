@@ -11,7 +11,7 @@ from chop.actions.emit.circuit_settings import CircuitOptions
 from chop.actions.search.format_settings import FormatSettings
 from chop.config import MORE, Range
 from chop.errors import ConfigError, check_known
-from chop.workloads.settings import JudgedConfig, WorkloadConfig
+from chop.workloads.settings import DistillConfig, JudgedConfig, WorkloadConfig
 
 if TYPE_CHECKING:
     from chop.problems.nas.compression import Compression
@@ -117,7 +117,7 @@ class SensitivityConfig(FormatSettings, WorkloadConfig):
 
 
 @dataclass(frozen=True)
-class PrecisionConfig(JudgedConfig, CircuitOptions, FormatSettings, SearchConfig):
+class PrecisionConfig(JudgedConfig, DistillConfig, CircuitOptions, FormatSettings, SearchConfig):
     """Settings of `chop search precision`.
 
     Attributes:
@@ -141,8 +141,8 @@ class PrecisionConfig(JudgedConfig, CircuitOptions, FormatSettings, SearchConfig
         epochs: epochs of QAT in each trial. All trials start from the same weights; 0 measures PTQ.
         lr: peak learning rate of QAT. Default: by model and number of epochs.
 
-    The other settings are those of `JudgedConfig`, `CircuitOptions`, `FormatSettings` and
-    `SearchConfig`.
+    The other settings are those of `JudgedConfig`, `DistillConfig`, `CircuitOptions`,
+    `FormatSettings` and `SearchConfig`.
     """
 
     JOB_NAME: ClassVar[str] = "precision"
@@ -158,6 +158,7 @@ class PrecisionConfig(JudgedConfig, CircuitOptions, FormatSettings, SearchConfig
     search_rows: Annotated[int, Range(1, 10**9)] = field(default=2000, metadata=MORE)
     epochs: Annotated[int, Range(0, 10_000)] = 0
     lr: Annotated[float | None, Range(1e-12, 1e3)] = field(default=None, metadata=MORE)
+    distill: bool = field(default=False, metadata=MORE)  # most searches train nothing
 
     def __post_init__(self) -> None:
         from chop.problems.mixed_precision.costs import COSTS
@@ -223,7 +224,7 @@ class PrecisionConfig(JudgedConfig, CircuitOptions, FormatSettings, SearchConfig
 
 
 @dataclass(frozen=True)
-class NasConfig(JudgedConfig, SearchConfig):
+class NasConfig(JudgedConfig, DistillConfig, SearchConfig):
     """Settings of `chop search nas`.
 
     Attributes:
@@ -250,7 +251,7 @@ class NasConfig(JudgedConfig, SearchConfig):
             synflow. Default: none.
         share: share of architectures that pass the proxy.
 
-    The other settings are those of `JudgedConfig` and `SearchConfig`.
+    The other settings are those of `JudgedConfig`, `DistillConfig` and `SearchConfig`.
     """
 
     JOB_NAME: ClassVar[str] = "nas"

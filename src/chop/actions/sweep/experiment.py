@@ -91,6 +91,8 @@ class Sweep(Generic[S]):
         The key of the float model is `(FLOAT, None)`, that of another start `(START, None)`. Each
         result is stored in `out` at once; stored results are not measured again.
         """
+        # Points that are in the journal were trained like new ones: reports name the teacher.
+        self.workload.get_arguments(self.experiment.training)
         keyed = list(self._points(settings))
         points, journal = [point for _, point in keyed], Journal(out / JOURNAL)
         workload = self.workload

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from chop.actions.compress.settings import QuantizationSettings, default_operators
 from chop.actions.sweep.grid import parse_range, whole
 from chop.config import MORE, Range
 from chop.errors import ConfigError, check_known
-from chop.workloads.settings import JudgedConfig, WorkloadConfig
+from chop.workloads.settings import DistillConfig, JudgedConfig, WorkloadConfig
 
 DERIVED = ("auto", "minmax", "mse")
 """Rules that calibrate the fraction of each tensor."""
@@ -37,7 +37,8 @@ class QuantizeSweepConfig(JudgedConfig, QuantizationSettings):
         seeds: number of seeds of QAT, beginning with `seed`. Tables and figures have their mean
             and range.
 
-    The other settings are those of `JudgedConfig`, `QuantizationSettings` and `WorkloadConfig`.
+    The other settings are those of `JudgedConfig`, `QuantizationSettings`, `DistillConfig` and
+    `WorkloadConfig`.
     """
 
     out: Path = Path("runs/sweep-quantize")
@@ -163,7 +164,7 @@ PARTS = ("weights", "activations", "both")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PruneSweepConfig(JudgedConfig, WorkloadConfig):
+class PruneSweepConfig(JudgedConfig, DistillConfig, WorkloadConfig):
     """Settings of `chop sweep prune`.
 
     Attributes:
@@ -190,9 +191,10 @@ class PruneSweepConfig(JudgedConfig, WorkloadConfig):
         seeds: number of seeds of random pruning and fine-tuning. They begin with `seed`; tables and
             figures have their mean and range.
 
-    The other settings are those of `JudgedConfig` and `WorkloadConfig`.
+    The other settings are those of `JudgedConfig`, `DistillConfig` and `WorkloadConfig`.
     """
 
+    EPOCHS: ClassVar[str] = "finetune_epochs"
     out: Path = Path("runs/sweep-prune")
     sparsity: str | float | tuple[float, ...] = "0.1:0.9:0.1"
     methods: tuple[str, ...] = ("l1-norm", "random")

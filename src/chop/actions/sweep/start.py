@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,9 @@ def _start_of_sweep(
     """
     own: QuantizeSweepConfig = parse(QuantizeSweepConfig, manifest.settings, str(folder))
     judged = workload.with_validation() if own.splits_widths else workload
+    judged = replace(judged, teacher=None)
+    if own.distill_teacher is not None:
+        judged = judged.with_teacher(own.distill_teacher)
     sweep = Sweep(build_rounding(own, judged), judged)
     stage, setting, seed, score = _best(folder, manifest, sweep)
     metric, label = workload.task.metric, ".".join(map(str, setting))

@@ -26,6 +26,7 @@ from chop.problems.mixed_precision.layers import FLOAT, Formats, Layers
 from chop.search.objective import Goals, NotANumberError, Report
 from chop.search.space import Choice, Config, SearchSpace
 from chop.train import Task, calibration_batches, find_task, fit_and_report, read_rows
+from chop.train.distillation.settings import with_teacher
 from chop.train.evaluator import Evaluator, kl_divergence
 from chop.train.judge import Judge
 from chop.train.rows import take_split
@@ -86,8 +87,8 @@ class PrecisionProblem:
             a copy.
         task: task of the model. None infers it from the labels.
         training: arguments of `chop.train.fit` including `batch_size`. Each configuration is
-            trained on `train`, from the same weights, before it is measured. None measures the
-            rounded model without training.
+            trained on `train`, from the same weights, before it is measured. The default teacher of
+            `distill` is the model of `mg`. None measures the rounded model without training.
         evaluate: function of the model, or `chop.train.Judge`, that replaces the scores on `rows`.
             Its name is the name of the number.
         circuit: target of a circuit whose costs are measured as well. All operators then have
@@ -137,7 +138,8 @@ class PrecisionProblem:
             task = dataclasses.replace(own, metric=self.judge.metric)
         asked = None if task is None else find_task(task)
         table = read_rows(take_split(train, "train"), asked)
-        self.training, self._train_rows = training, table
+        self._train_rows = table
+        self.training = None if training is None else with_teacher(training, mg.model)
         self._trained: tuple[Config, MaseGraph] | None = None
         batches = list(calibration_batches(mg.model, table, rows=calibration_rows))
         self.layers = Layers(mg, batches, operators, rule, is_whole=circuit is not None)

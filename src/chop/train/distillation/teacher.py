@@ -1,0 +1,204 @@
+"""Teacher of a distillation: a frozen model, its answers, and labels derived from them.
+
+Shapes: B rows, T tokens, C classes, N rows of the data.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from chop.errors import ConfigError
+from chop.ir.graph import MaseGraph
+from chop.models import builtin_model, load_model
+from chop.train.distillation.soft_losses import binary_divergence
+from chop.train.feed import ROW, Answered, Feed, eval_mode
+from chop.train.model_io import LABELS, input_columns, read_answers
+from chop.train.rows import Rows, padding_token
+from chop.train.segmentation import SEGMENTATION
+from chop.train.task import IGNORED, TASKS, Task
+
+STORED_BYTES = 2**28
+"""Maximum size of a teacher's answers in memory; larger ones are computed in each step."""
+
+
+class Teacher:
+    """Frozen model that answers rows, in evaluation mode and without gradients.
+
+    Answers to all rows are computed once, in batches that do not depend on the order of training,
+    and stored if they take at most `STORED_BYTES`.
+
+    Args:
+        given: module, graph, or path of a checkpoint or model folder, see `load_teacher`.
+
+    Attributes:
+        model: the module. It is not changed; on another device, a copy is used.
+    """
+
+    def __init__(self, given: Any) -> None:
+        self.model = load_teacher(given)
+        self._copy: nn.Module | None = None
+        self._is_checked = self._is_ragged = False
+        self._key: tuple[Any, ...] = ()
+        self._rows: Rows | None = None
+        self._stored: list[Tensor] | None = None
+
+    @classmethod
+    def of(cls, given: Any) -> Teacher:
+        """Returns a teacher as it is, and makes one of anything else."""
+        return given if isinstance(given, cls) else cls(given)
+
+    def on(self, device: torch.device) -> nn.Module:
+        """Returns the model on a device."""
+        device = torch.empty(0, device=device).device  # with its index
+        if get_device(self.model, device) == device:
+            return self.model
+        if self._copy is None or get_device(self._copy, device) != device:
+            self._copy = copy.deepcopy(self.model).to(device)
+        return self._copy
+
+    def run(self, columns: Mapping[str, Tensor], device: torch.device) -> Any:
+        """Returns the output for a batch of rows; global generators keep their state."""
+        model = self.on(device)
+        names = input_columns(model, [x for x in columns if x not in (LABELS, ROW)])
+        dtype = next((x.dtype for x in model.parameters() if x.is_floating_point()), None)
+        fed = {name: columns[column].to(device) for name, column in names.items()}
+        fed = {name: x.to(dtype) if x.is_floating_point() else x for name, x in fed.items()}
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), eval_mode(model):
+            return model(**fed)
+
+    def answers(
+        self, batch: Answered, feed: Feed, like: Tensor, *, is_stored: bool = True
+    ) -> Tensor:
+        """Returns the answers to a batch in the form of `read_answers`.
+
+        Args:
+            batch: the batch.
+            feed: origin of the batch.
+            like: the student's answers; stored answers to texts are padded to their length.
+            is_stored: false runs the model, for layers that are watched.
+        Raises:
+            ConfigError: an answer is NaN.
+        """
+        stored = self._answers_to_all(feed) if is_stored else None
+        if stored is None:
+            output = self.run(batch.columns, feed.device)
+            return self._checked(read_answers(output, feed.task, len(like)))
+        rows = [stored[i] for i in batch.columns[ROW].tolist()]
+        return _padded(rows, like.shape[1]) if self._is_ragged else torch.stack(rows)
+
+    def _answers_to_all(self, feed: Feed) -> list[Tensor] | None:
+        """Returns the answers of each row; None if they are too large."""
+        key = (feed.batch_size, feed.task.name, str(feed.device))
+        if self._rows is feed.rows and self._key == key:
+            return self._stored
+        self._rows, self._key, self._stored = feed.rows, key, None
+        answers: dict[int, Tensor] = {}
+        size = 0.0
+        for columns in feed.numbered():
+            rows = columns[ROW].tolist()
+            output = self.run(columns, feed.device)
+            part = self._checked(read_answers(output, feed.task, len(rows)))
+            size += part.nbytes
+            answers |= zip(rows, part, strict=True)
+            if size / len(answers) * len(feed.rows) > STORED_BYTES:
+                return None
+        self._stored = [answers[i] for i in range(len(feed.rows))]
+        self._is_ragged = len({each.shape for each in self._stored}) > 1
+        return self._stored
+
+    def _checked(self, answers: Tensor) -> Tensor:
+        """Checks the first answers only, since a check waits for the device."""
+        is_first, self._is_checked = not self._is_checked, True
+        if is_first and bool(answers.isnan().any()):
+            raise ConfigError("distill: the teacher's answers have NaN; expected a working model.")
+        return answers
+
+
+def get_device(model: nn.Module, default: torch.device) -> torch.device:
+    """Returns the device of a model's parameters."""
+    return next((x.device for x in model.parameters()), default)
+
+
+def load_teacher(given: Any) -> nn.Module:
+    """Returns the module of a teacher.
+
+    Args:
+        given: module, graph, or path: a checkpoint of `chop` with or without its suffix, the folder
+            of a run that saved a model, or a name that `chop.models.load_model` takes.
+    Raises:
+        ConfigError: it is none of these.
+        CheckpointError: a file cannot be read.
+        UnavailableError: a hub name cannot be reached.
+    """
+    if isinstance(given, MaseGraph | Teacher):
+        return given.model
+    if isinstance(given, nn.Module):
+        return given
+    if not isinstance(given, str | Path):
+        raise ConfigError(
+            f"distill: expected a module, a graph or the path of a model as the teacher, got a "
+            f"{type(given).__name__}."
+        )
+    path = Path(given).expanduser()
+    for stem in (path.with_suffix("") if path.suffix in (".mz", ".pt") else path, path / "model"):
+        if stem.with_name(f"{stem.name}.mz").is_file():
+            return MaseGraph.from_checkpoint(stem).model.eval()
+    if (name := builtin_model(str(given))) is not None:
+        raise ConfigError(
+            f"distill: '{name}' is built in and untrained: give load_trained('{name}') of "
+            "chop.train as the teacher."
+        )
+    return load_model(given)
+
+
+def infer_unlabeled_task(teacher: Teacher, rows: Rows) -> Task:
+    """Infers the task of rows without labels from the shape of the teacher's answers.
+
+    Raises:
+        ConfigError: the shape does not tell classes from numbers.
+    """
+    (columns,) = rows.spread(2).batches(2, pad_id=padding_token(teacher.model))
+    output = teacher.run(columns, get_device(teacher.model, torch.device("cpu")))
+    answers = read_answers(output, TASKS["classification"], len(columns))
+    kinds = {2: "classification", 3: "token-classification", 4: SEGMENTATION}
+    if answers.dim() not in kinds or (answers.dim() == 2 and answers.shape[1] < 2):
+        raise ConfigError(
+            f"distill: the rows have no labels, and answers of shape {tuple(answers.shape)} are "
+            "numbers or logits; give task='regression' or task='binary'."
+        )
+    return TASKS[kinds[answers.dim()]]
+
+
+def answers_as_labels(task: Task, answers: Tensor, columns: Mapping[str, Tensor]) -> Tensor:
+    """Returns labels in the task's form for rows without labels.
+
+    Args:
+        task: the task.
+        answers: the teacher's answers (B, ...).
+        columns: columns of the batch; tokens with an `attention_mask` of 0 are `IGNORED`.
+    """
+    if task.name == SEGMENTATION:
+        return (answers > 0).long() if answers.dim() == 3 else answers.argmax(1)
+    if task.soft_loss is binary_divergence:
+        is_pair = task.name == "binary" and answers.shape[1:] == (2,)
+        return answers.argmax(-1) if is_pair else (answers > 0).long()
+    if not task.is_categorical:
+        return answers
+    labels, mask = answers.argmax(-1), columns.get("attention_mask")
+    if mask is None or mask.shape != labels.shape:
+        return labels
+    return labels.masked_fill(mask.to(labels.device) == 0, IGNORED)
+
+
+def _padded(rows: list[Tensor], length: int) -> Tensor:
+    """Stacks the answers to texts, each cut or padded to a number of tokens."""
+    padded = rows[0].new_zeros(len(rows), length, *rows[0].shape[1:])
+    for place, row in zip(padded, rows, strict=True):
+        place[: len(row)] = row[:length]
+    return padded
