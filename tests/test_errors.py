@@ -6,7 +6,7 @@ from torch import nn
 
 from chop import MaseGraph, passes
 from chop.base.notices import forget_notices, warn_once
-from chop.errors import MOST_CHARACTERS, ChopError, ConfigError, bounded
+from chop.errors import MOST_CHARACTERS, ChopError, ConfigError, bounded, did_you_mean
 from tests.subcases import subcases
 
 
@@ -53,3 +53,9 @@ def test_errors_of_passes_on_a_large_graph_are_bounded(large, call):
     with pytest.raises(ConfigError) as raised:
         call(large)
     assert len(str(raised.value)) <= MOST_CHARACTERS
+
+
+def test_choices_after_an_uncertain_suggestion_are_few_and_short():
+    assert did_you_mean("bayes", ["tpe", "cmaes"]).endswith("All choices: cmaes, tpe.")
+    for others in ([f"other{k}" for k in range(40)], ["a long choice " * 30], ["x" * 301]):
+        assert did_you_mean("bayes", ["cmaes", *others]) == "did you mean 'cmaes'?"

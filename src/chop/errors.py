@@ -88,15 +88,15 @@ class NotBuiltError(ChopError, NotImplementedError):
 
 MOST_NAMES = 60
 """Maximum number of names in a sentence."""
-SURE, FEW_NAMES = 0.7, 12
-"""Similarity below which a suggestion is followed by all choices, if there are so few."""
+SURE, FEW_NAMES, FEW_CHARACTERS = 0.7, 12, 300
+"""Similarity below which a suggestion is followed by all choices, if they are so few and short."""
 
 
 def did_you_mean(word: object, choices: Iterable[object]) -> str:
     """Returns a closing sentence with the nearest choice, or with all if none is near.
 
-    A suggestion that is not very similar is followed by all choices, if there are few. Of more than
-    60 choices, it lists the first ones and the number of the others.
+    A suggestion that is not very similar is followed by all choices, if they are few and short.
+    Of more than 60 choices, it lists the first ones and the number of the others.
 
     >>> did_you_mean("linaer", ["linear", "conv2d"])
     "did you mean 'linear'?"
@@ -114,8 +114,9 @@ def did_you_mean(word: object, choices: Iterable[object]) -> str:
     near = difflib.get_close_matches(str(word).casefold(), by_fold, n=1, cutoff=0.6)
     if near:
         is_sure = difflib.get_close_matches(str(word).casefold(), near, cutoff=SURE)
-        listed = "" if is_sure or len(names) > FEW_NAMES else f" All choices: {', '.join(names)}."
-        return f"did you mean '{by_fold[near[0]]}'?{listed}"
+        listed = f" All choices: {', '.join(names)}."
+        is_short = len(names) <= FEW_NAMES and len(listed) <= FEW_CHARACTERS
+        return f"did you mean '{by_fold[near[0]]}'?{listed * (is_short and not is_sure)}"
     others = f" and {len(names) - MOST_NAMES} others" if len(names) > MOST_NAMES else ""
     return f"choose from: {', '.join(names[:MOST_NAMES])}{others}."
 

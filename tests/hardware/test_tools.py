@@ -2,10 +2,12 @@
 
 import random
 import re
+import sys
 
 import pytest
 
 from chop.actions.doctor import OPTIONAL, examine
+from chop.base.notices import forget_notices
 from chop.errors import ConfigError, UnavailableError
 from chop.hardware import tools
 from chop.hardware.check.project import Project
@@ -186,6 +188,21 @@ def test_slang_refuses_a_name_before_its_declaration(tmp_path):
     late = "  logic b;\n  assign b = a_i;\n  assign y_o = b;\n"
     early.write_text(early.read_text().replace(body, late))
     assert tools.check_language([early], "early", tmp_path) == ""
+
+
+@pytest.mark.parametrize("text", ["raise ImportError('no libfoo.so')", "version = 8"])
+def test_a_broken_slang_is_skipped_with_a_warning(text, tmp_path, monkeypatch):
+    (tmp_path / "pyslang.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.split(".")[0] == "pyslang"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(tools, "lint", lambda *a, **k: "")
+    monkeypatch.setattr(tools, "elaborate", lambda *a: "")
+    forget_notices()
+    with pytest.warns(match="not checked by slang, since pyslang cannot be imported"):
+        messages = list(tools.source_messages([], "top", tmp_path))
+    assert [tool for tool, _ in messages] == ["verilator --lint-only -Wall", "yosys"]
+    sys.modules.pop("pyslang", None)
 
 
 @needs_tools

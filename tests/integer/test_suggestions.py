@@ -45,6 +45,31 @@ def test_batch_norms_name_the_way_out_of_their_place(way):
         lowered(nn.Sequential(*layers), {"input": x})
 
 
+class Called(nn.BatchNorm1d):
+    """A norm that is captured as a function call."""
+
+    def forward(self, x):
+        return nn.functional.batch_norm(
+            x, self.running_mean, self.running_var, self.weight, self.bias
+        )
+
+
+@pytest.mark.parametrize("why", ["length", "binary", "call"])
+def test_norms_that_cannot_be_folded_are_not_said_to_be(why):
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval()
+    x = torch.ones(3, 4, 4) if why == "length" else torch.ones(3, 4)
+    if why == "call":
+        model[1] = Called(4).eval()
+    formats = {**EIGHT}
+    if why == "binary":
+        formats["linear"] = {"config": {**EIGHT["default"]["config"], "weight": {"name": "binary"}}}
+    mg = MaseGraph(model, dummy_in={"input": x})
+    small, _ = passes.quantize_transform_pass(mg, formats)
+    assert not passes.conv_bn_fusion_transform_pass(small, {})[1]["fused"]
+    with pytest.raises(ConfigError, match="as x . scale . shift"):
+        passes.lower_to_integer_transform_pass(small, {"batches": [{"input": x}]})
+
+
 class Body(nn.Module):
     """A linear layer, and what follows it."""
 

@@ -2,6 +2,7 @@ import copy
 import io
 import math
 import pickle
+import weakref
 from contextlib import nullcontext
 
 import pytest
@@ -252,6 +253,43 @@ def test_a_model_loaded_in_inference_mode_is_decoded_once(decoded):
         assert torch.equal(tied(x), packed(x)) and not torch.equal(tied(x), first)
     assert torch.equal(packed(x), tied(x))
     assert decoded.count("weight") <= 4
+
+
+def test_tensors_of_inference_mode_stay_the_same_objects():
+    """They may be shared with another module, held elsewhere, moved and trained."""
+    layer, x = quantized("linear", FORMATS[0])
+    layer.spec = QuantSpec(weight=layer.spec.weight)
+    with torch.inference_mode():
+        packed, tied = copy.deepcopy(pack(layer).eval()), copy.deepcopy(pack(layer).eval())
+        tied._buffers.update(packed._buffers)
+        tied._parameters.update(packed._parameters)
+        packed.bias.note, codes = "shared", packed.weight_codes
+        other = nn.ParameterDict({"bias": packed.bias})
+        first = packed(x)
+        assert packed.bias is other["bias"] and packed.bias.note == "shared"
+        assert packed.weight_codes is codes and not codes.is_inference()
+        codes.zero_()
+        assert not torch.equal(packed(x), first)
+        codes.data = torch.full_like(codes, 3)
+        second = tied(x)
+        assert torch.equal(packed(x), second)
+        for each in (packed, tied):
+            torch.testing.assert_close(each.double()(x.double()), second.double())
+    packed(x.double()).sum().backward()
+    assert other["bias"].grad.tolist() == [3.0] * 9
+
+
+def test_parameters_with_weak_references_are_not_exchanged():
+    layer, x = quantized("linear", FORMATS[0])
+    layer.spec = QuantSpec(weight=layer.spec.weight)
+    with torch.inference_mode():
+        packed = copy.deepcopy(pack(layer).eval())
+        bias = packed.bias.view(-1)
+        holder = weakref.ref(packed.bias)
+        first = packed(x)
+        assert torch.equal(packed(x), first) and holder() is packed.bias
+        packed.bias.add_(1)
+        assert torch.equal(bias, packed.bias) and not torch.equal(packed(x), first)
 
 
 @pytest.mark.parametrize("scales", ["weight_scales", "weight_tensor_scale"])

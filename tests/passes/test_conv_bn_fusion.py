@@ -90,10 +90,21 @@ def test_what_cannot_be_folded_is_left_and_named():
     assert torch.equal(fused.model(x), mg.model(x))
 
 
-@pytest.mark.parametrize("shape", [(3, 5, 4), (3, 4, 4)])
-def test_a_norm_over_another_dimension_than_the_features_is_left(shape):
-    """BatchNorm1d normalizes dimension 1, and a linear layer's features are the last one."""
-    model = shaken(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(shape[1])))
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Linear(4, 4), (3, 5, 4)),
+        (nn.Linear(4, 4), (3, 4, 4)),
+        (nn.Conv1d(4, 4, 1), (4, 4)),
+        (nn.ConvTranspose1d(4, 4, 1), (4, 4)),
+    ],
+)
+def test_a_norm_over_another_dimension_than_the_channels_is_left(layer, shape):
+    """BatchNorm1d normalizes dimension 1; a linear layer's features are the last dimension.
+
+    The channels of an unbatched convolution are the first one.
+    """
+    model = shaken(nn.Sequential(copy.deepcopy(layer), nn.BatchNorm1d(shape[1])))
     x = torch.randn(shape)
     mg, info = passes.conv_bn_fusion_transform_pass(MaseGraph(model, dummy_in={"input": x}), {})
     assert "another dimension" in info["skipped"]["_1"]
@@ -131,6 +142,32 @@ def test_a_quantized_linear_layer_keeps_its_formats():
     folded, info = passes.conv_bn_fusion_transform_pass(small, {"frac_width": "mse"})
     assert info["fused"] == ["1"] and type(folded.model.get_submodule("0")) is QuantLinear
     assert (folded.model(x) - model(x)).abs().max() < 0.1
+
+
+@pytest.mark.parametrize(
+    ("settings", "count"),
+    [
+        ({"name": "scale_integer", "width": 8}, 1),
+        ({"name": "fp8"}, 1),
+        ({"name": "scale_integer", "width": 8, "granularity": "row"}, 6),
+        ({"name": "scale_integer", "width": 8, "granularity": "group", "group_size": 4}, 12),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("gamma", [30.0, -0.02, 0.0])
+def test_static_scales_follow_the_folded_weight(settings, count, gamma):
+    x = torch.randn(64, 8)
+    model = shaken(nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6)))
+    nn.init.constant_(model[1].weight, gamma)
+    weight = {**settings, "scales": [0.003 + 0.0005 * (k % 3) for k in range(count)]}
+    formats = {"by": "type", "linear": {"config": {"weight": weight}}}
+    small, _ = passes.quantize_transform_pass(MaseGraph(model, dummy_in={"input": x}), formats)
+    expected = small.model(x)
+    folded, info = passes.conv_bn_fusion_transform_pass(small, {})
+    scales = folded.model.get_submodule("0").spec.weight.scales
+    assert info["fused"] == ["1"] and len(scales) == count
+    limit = 0.15 * abs(gamma) if count == 1 else 1e-5 * max(1, abs(gamma))
+    assert (folded.model(x) - expected).abs().max() <= limit + 1e-6
 
 
 def test_tied_weights_are_left_alone():

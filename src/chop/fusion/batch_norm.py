@@ -74,8 +74,8 @@ def _why_infeasible(mg: MaseGraph, node: fx.Node, owned: Ownership) -> str | Non
     if not isinstance(layer, Convolution) and type(layer) not in LINEAR:
         return "its input is not computed by a convolution module or a linear layer"
     kind = "linear layer" if isinstance(layer, nn.Linear) else "convolution"
-    if isinstance(layer, nn.Linear) and not _has_channels_last(before):
-        return "it normalizes another dimension than the features of the linear layer"
+    if not _is_by_channel(before, layer):
+        return f"it normalizes another dimension than the output channels of the {kind}"
     if len(before.users) > 1:
         return f"the {kind} has other readers"
     if isinstance(layer, QuantizedOperator) and isinstance(
@@ -97,16 +97,22 @@ def _why_infeasible(mg: MaseGraph, node: fx.Node, owned: Ownership) -> str | Non
     return None
 
 
-def _has_channels_last(node: fx.Node) -> bool:
-    """Returns whether a linear layer's features are the channels of a norm: dimension 1 of 2."""
-    spec = node.meta.get("spec")
-    return isinstance(spec, TensorSpec) and len(spec.shape) == 2
+def _is_by_channel(node: fx.Node, layer: nn.Module | None) -> bool:
+    """Returns whether dimension 1 of a layer's output, which a norm reads, has its channels.
+
+    A linear layer's channels are the last dimension, and those of an unbatched convolution the
+    first one.
+    """
+    spec, dims = node.meta.get("spec"), 2 + len(getattr(layer, "kernel_size", ()))
+    # Without a recorded shape, only norms of one spatial dimension or none are ambiguous.
+    return len(spec.shape) == dims if isinstance(spec, TensorSpec) else dims > 3
 
 
 def _fuse(mg: MaseGraph, node: fx.Node, frac_width: FracWidth) -> None:
     before, norm = node.all_input_nodes[0], mg.get_module(node)
     layer = mg.get_module(before)
     assert isinstance(norm, BatchNorm) and isinstance(layer, Layer)
+    largest = _largest(layer)
     _fold(layer, norm)
     mg.erase(node)
     mg.model.delete_submodule(str(node.target))
@@ -114,7 +120,7 @@ def _fuse(mg: MaseGraph, node: fx.Node, frac_width: FracWidth) -> None:
         path for path in mg.model.record.always_eval if path != node.target
     )
     if isinstance(layer, QuantizedOperator):
-        spec = _merged(_rescaled(layer, norm), norm, frac_width)
+        spec = _merged(_rescaled(layer, norm, largest), norm, frac_width)
         _warn_about_saturation(str(before.target), layer, spec)
         mg.replace(before, layer.with_spec(spec))
     _update_metadata(mg, before)
@@ -166,11 +172,16 @@ def _factors(norm: BatchNorm) -> Tensor:
 
 
 @torch.no_grad()
-def _rescaled(layer: QuantizedOperator, norm: BatchNorm) -> QuantSpec:
+def _rescaled(layer: QuantizedOperator, norm: BatchNorm, largest: float) -> QuantSpec:
     """Returns the formats of a layer with a folded weight, with scales folded too.
 
-    Per-channel scales are multiplied, so codes do not change. A single learned scale is initialized
-    again from the new weight.
+    Scales within a channel are multiplied by its factor, so codes do not change. A single learned
+    scale is initialized again from the new weight, and a static one grows with the largest weight.
+
+    Args:
+        layer: with the folded weight.
+        norm: the folded norm.
+        largest: magnitude of the largest weight before.
     """
     weight: Any = layer.weight
     factors, name = _factors(norm).abs().float(), SCALE_NAMES["weight"]
@@ -183,10 +194,16 @@ def _rescaled(layer: QuantizedOperator, norm: BatchNorm) -> QuantSpec:
         start = initial_scales(spec.number_format("weight"), weight)
         setattr(layer, name, nn.Parameter(start.to(learned.dtype), learned.requires_grad))
     given = spec.weight.scales if isinstance(spec.weight, LearnableFormat) else None
-    if given is not None and is_by_output and len(given) == len(factors):
-        steps = torch.tensor(given) * factors.cpu()
+    if given is not None:
+        is_exact = is_by_output and len(given) % len(factors) == 0
+        growth = factors.cpu() if is_exact else torch.tensor([_largest(layer) / (largest or 1.0)])
+        steps = torch.tensor(given) * growth.repeat_interleave(len(given) // len(growth))
         spec = spec.with_quantizers(weight=spec.weight.with_scales(steps))  # type: ignore[attr-defined]
     return spec
+
+
+def _largest(layer: nn.Module) -> float:
+    return float(stored_weights(layer)[0].detach().abs().max())
 
 
 def _merged(spec: QuantSpec, norm: nn.Module, frac_width: FracWidth) -> QuantSpec:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from chop.base import children
 from chop.base.native import run_tool
+from chop.base.notices import warn_once
 from chop.errors import ConfigError, UnavailableError
 
 VERSIONS = {
@@ -132,7 +133,7 @@ def check_language(sources: Sequence[Path], top: str, folder: Path) -> str:
 def source_messages(sources: Sequence[Path], top: str, folder: Path) -> Iterator[tuple[str, str]]:
     """Yields each tool that reads a design, and its messages; empty if there are none.
 
-    slang is used if it is installed.
+    slang is used if it is installed. A warning names an installation that cannot be imported.
 
     Args:
         sources: SystemVerilog sources, absolute or relative to `folder`.
@@ -144,7 +145,13 @@ def source_messages(sources: Sequence[Path], top: str, folder: Path) -> Iterator
     yield "verilator --lint-only -Wall", lint(sources, top, folder=folder)
     yield "yosys", elaborate(sources, top, folder)
     if importlib.util.find_spec("pyslang"):
-        yield "slang", check_language(sources, top, folder)
+        try:
+            yield "slang", check_language(sources, top, folder)
+        except ImportError as error:
+            warn_once(
+                f"the circuit is not checked by slang, since pyslang cannot be imported ({error}): "
+                "pip install --force-reinstall 'mase-chop[slang]', or pip uninstall pyslang."
+            )
 
 
 def run(

@@ -8,10 +8,11 @@ from types import MappingProxyType
 
 from torch import fx, nn
 
+from chop.formats import Binary, BinaryResidual, Ternary
 from chop.ir.graph import MaseGraph
 from chop.nn.lora import LoraLinear
 from chop.nn.quantized import QuantizedOperator
-from chop.private.torch_api import Convolution
+from chop.private.torch_api import BatchNorm, Convolution
 
 NUMBER = "of a number"
 """Suffix of the name of an operator with a number in place of a tensor."""
@@ -59,7 +60,7 @@ FOLD = (
     "conv_bn_fusion_transform_pass before quantizing"
 )
 SCALE_AND_SHIFT = (
-    "write a batch norm that follows neither a convolution nor a linear layer as x * scale + "
+    "write a batch norm that cannot be folded into a convolution or linear layer as x * scale + "
     "shift, with two buffers: scale = weight / sqrt(running_var + eps), shift = bias - "
     "running_mean * scale; their shape is (channels, 1, 1) for images"
 )
@@ -115,4 +116,12 @@ def _norm_suggestion(mg: MaseGraph, node: fx.Node) -> str:
     """Returns the suggestion for a batch norm, by the layer ahead of it."""
     read = node.all_input_nodes[0] if node.all_input_nodes else None
     before = mg.get_module(read) if read is not None else None
-    return FOLD if isinstance(before, Convolution | nn.Linear) else SCALE_AND_SHIFT
+    if read is None or not isinstance(before, Convolution | nn.Linear):
+        return SCALE_AND_SHIFT
+    shape = getattr(read.meta.get("spec"), "shape", None)
+    is_by_channel = shape is None or len(shape) == 2 + len(getattr(before, "kernel_size", ()))
+    has_signs = isinstance(before, QuantizedOperator) and isinstance(
+        before.spec.weight, Binary | BinaryResidual | Ternary
+    )
+    is_module = isinstance(mg.get_module(node), BatchNorm)
+    return FOLD if is_module and is_by_channel and not has_signs else SCALE_AND_SHIFT

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.utils.weak import WeakTensorKeyDictionary
+from torch.utils import swap_tensors
 
-from chop.private.torch_api import is_fake, write_count
+from chop.private.torch_api import is_fake, without_dispatch_modes, write_count
 
 MAX_CACHED_BYTES = 2**28
 """Maximum size of parameters whose rounded values are cached, in bytes."""
@@ -114,9 +114,6 @@ class _Shelf:
 _shelves: WeakKeyDictionary[nn.Module, _Shelf] = WeakKeyDictionary()
 _decoded: WeakKeyDictionary[nn.Module, _Shelf] = WeakKeyDictionary()
 
-# By tensor of inference mode, so that layers that share it share the ordinary tensor, too.
-_ordinary: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-
 
 @contextmanager
 def cached_weights(model: nn.Module, formats: int = 1) -> Iterator[None]:
@@ -193,7 +190,7 @@ def decoded_once(
 
     Writes that bypass autograd occur in trained parameters, and codes are not trained.
     """
-    sources = _leave_inference_mode(owner, sources)
+    _leave_inference_mode(sources)
     return _from(_get_shelf(owner), operand, sources, rule, make)
 
 
@@ -216,7 +213,7 @@ def prepared_once(
         make: computes the result, without a gradient; None is cached too.
     """
     shelf = _get_shelf(owner)
-    sources = _leave_inference_mode(owner, sources)
+    _leave_inference_mode(sources)
     entry = shelf.find(name, rule)
     if entry is not None and entry.holds(sources):
         return entry.result
@@ -228,32 +225,26 @@ def prepared_once(
     return result
 
 
-def _leave_inference_mode(owner: nn.Module, sources: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Replaces an operator's tensors made in inference mode by ordinary ones of the same memory.
+def _leave_inference_mode(sources: Sequence[Tensor]) -> None:
+    """Gives tensors made in inference mode the write counter that they lack, in place.
 
-    A model that was loaded in inference mode has such tensors. They have no write counter, so
-    changes of their values could not be detected. Writes to the replaced tensor object, which other
-    code may still hold, stay undetected.
-
-    Returns: the sources, with replacements.
+    A model that was loaded in inference mode has such tensors, and changes of their values could
+    not be detected. The objects and their memory stay, so that layers which share a tensor still
+    share it. Writes through an alias made before, as in `x.detach()`, stay undetected. Tensors that
+    torch cannot exchange, such as those with weak references, stay unchanged.
     """
-    if not any(x.is_inference() for x in sources):
-        return sources
-    replaced = {}
-    for tensors in (owner._buffers, owner._parameters):
-        for name, x in tensors.items():
-            if x is None or not x.is_inference() or is_fake(x) or type(x.data) is not Tensor:
-                continue
-            with torch.inference_mode(False):
-                ordinary = _ordinary.get(x)
-                if ordinary is None:
-                    ordinary = torch.empty(0, dtype=x.dtype, device=x.device)
-                    ordinary.set_(x.untyped_storage(), x.storage_offset(), x.shape, x.stride())
-                    if isinstance(x, nn.Parameter):
-                        ordinary = nn.Parameter(ordinary, x.requires_grad)
-                    _ordinary[x] = ordinary
-            tensors[name] = replaced[id(x)] = ordinary
-    return [replaced.get(id(x), x) for x in sources]
+    for x in sources:
+        if not x.is_inference() or is_fake(x) or type(x) not in (Tensor, nn.Parameter):
+            continue
+        with torch.inference_mode(False), without_dispatch_modes():
+            ordinary = torch.empty(0, dtype=x.dtype, device=x.device)
+            ordinary.set_(x.untyped_storage(), x.storage_offset(), x.shape, x.stride())
+            if isinstance(x, nn.Parameter):
+                ordinary = nn.Parameter(ordinary, x.requires_grad)
+            vars(ordinary).update(vars(x))
+            # torch raises the second error for parameters that a compiled function holds.
+            with suppress(RuntimeError, AttributeError):
+                swap_tensors(x, ordinary)
 
 
 def _get_shelf(owner: nn.Module) -> _Shelf:

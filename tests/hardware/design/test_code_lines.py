@@ -40,6 +40,8 @@ SAME = [
     ("// one bit more", "// for synthesis and lint, one bit more"),
     ("  assign y_o", "\n\n\tassign y_o"),
     ("assign sum", "/*//*/ assign sum"),
+    ("// one bit more\n", "// one bit more\r\n"),
+    ("// one bit more\n", "/* one bit\r\nmore */\r\n"),
 ]
 
 
@@ -65,6 +67,18 @@ DIFFERENT = [
     ("// one bit more", "// pragma translate_on"),
     ("// one bit more", "// a case (full_case)"),
     ("// one bit more", "// one bit more \\"),
+    ("// one bit more\n", "// one bit more \\\r\n"),
+    ("// one bit more", "// verilator_lint_off WIDTH"),
+    ("// one bit more", "//synopsys_translate_off"),
+    ("// one bit more", "//* synthesis keep"),
+    ("// one bit more", "//@ Verilator lint_off WIDTH"),
+    ("// one bit more", "// psl assert always y_o;"),
+    ("// one bit more", "// 0in assert"),
+    ("// one bit more", "// one bit\0 more"),
+    ("endmodule\n", "endmodule\n/* synthesis on */ /*"),
+    ("endmodule\n", "endmodule\n/* of add"),
+    ("endmodule\n", "endmodule\n/*/"),
+    ("endmodule\n", 'endmodule """\n// of add\n"""'),
     ("// one bit more", "// one\rassign y_o = 0;"),
     ("// one bit more", "// one bit\u2028more"),
     ("  assign y_o", "  // assign y_o"),
@@ -87,6 +101,9 @@ def test_code_strings_and_tool_comments_make_a_difference(old, new):
     [
         ("assign y = a <= b;", "assign y = a < = b;"),
         ("`define F(x) x\n", "`define F (x) x\n"),
+        ("wire a; `define F(x) x\n", "wire a; `define F (x) x\n"),
+        ("`define A 1 /* one\n */ + 2\n", "`define A 1\n + 2\n"),
+        ('x = """\n// a\n""";', 'x = """\n\n""";'),
         ("`define A 1 \\\n  + 2\n", "`define A 1 \\\n\n  + 2\n"),
         ('x = "a\\\n  b";', 'x = "a\\\nb";'),
         ("\\a ;", "\\a; "),

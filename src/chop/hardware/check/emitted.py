@@ -339,7 +339,7 @@ def verify(
     Raises:
         VerificationError: if one fails.
     """
-    with display_step("linting with Verilator, Yosys and slang"):
+    with display_step("linting with Verilator, Yosys and, if installed, slang"):
         check_sources(folder, project)
     return run_checks(folder, project, codes, planned)
 

@@ -15,15 +15,20 @@ FOLDER = "FOLDER"
 
 _BLANKS = " \t\n\r\f"
 _PIECES = re.compile(
-    rf'"(?:\\.|[^"\\\n])*"|\\\n|\\[^{_BLANKS}]+|//[^\n]*|/\*.*?\*/|[{_BLANKS}]+|[^{_BLANKS}"\\/]+|.',
+    rf'""".*|"(?:\\.|[^"\\\n])*"|\\\r?\n|\\[^{_BLANKS}]+|//[^\n]*|/\*(?:.*?\*/|.*)|[{_BLANKS}]+'
+    rf'|[^{_BLANKS}"\\/]+|.',
     re.DOTALL,
 )
-"""A string, the end of a continued line, an escaped name, a comment, blanks, or other text."""
+"""A string, the end of a continued line, an escaped name, a comment, blanks, or other text.
+
+A string in three quotes is one piece with the rest of the text, since not every tool knows it.
+"""
 _PRAGMA = re.compile(
-    r"\A..\s*(?:verilator|synopsys|synthesis|rtl_synthesis|pragma|yosys|verific|cadence|ambit|"
+    r"\A..\W*(?:verilator|synopsys|synthesis|rtl_synthesis|pragma|yosys|verific|cadence|ambit|"
     r"altera|quartus|xilinx|vivado|exemplar|mentor|synplify|synplicity|spyglass|vcs|lint|coverage|"
-    r"attribute)\b|\b(?:translate|synthesis|lint|coverage)_o(?:n|ff)\b|(?:full|parallel)_case\b|"
-    r"\\$|[^\S \t\n]",
+    r"attribute|verilint|verilog_lint|leda|surefire|0in|psl|sva)(?![a-z0-9])|"
+    r"\b(?:translate|synthesis|lint|coverage)_o(?:n|ff)\b|(?:full|parallel)_case\b|"
+    r"\\\r?$|\r(?!\n|\Z)|[\0-\x08\x0e-\x1f\x7f]|[^\S \t\n\r]",
     re.IGNORECASE,
 )
 """A comment that a tool may act on, or that a tool may end at another place."""
@@ -117,7 +122,9 @@ def code_lines(text: str) -> list[tuple[int, str]]:
     lines: list[tuple[int, str]] = []
     number, gap = 1, "\n"
     for piece in _PIECES.findall(text):
-        if not piece.strip(_BLANKS) or _is_remark(piece):
+        # A directive ends with its line, and tools disagree whether a comment continues it.
+        continues = gap != "\n" and "`" in lines[-1][1] and "\n" in piece.strip(_BLANKS)
+        if not piece.strip(_BLANKS) or (_is_remark(piece) and not continues):
             gap = "\n" if "\n" in gap + piece else " "
         elif gap == "\n":
             lines.append((number, piece))
@@ -133,12 +140,13 @@ def code_lines(text: str) -> list[tuple[int, str]]:
 
 def _is_remark(piece: str) -> bool:
     """Returns whether a piece is a comment that no tool acts on."""
-    return piece.startswith(("//", "/*")) and not _PRAGMA.search(piece)
+    is_comment = piece.startswith("//") or (piece[:2] == "/*" and piece[2:].endswith("*/"))
+    return is_comment and not _PRAGMA.search(piece)
 
 
 def _needs_gap(line: str, piece: str) -> bool:
     """Returns whether a blank between two pieces of a line may change their meaning."""
-    # A directive may define a macro, `\name` ends at a blank, and (* begins an attribute.
-    if line.startswith("`") or _ESCAPED_END.search(line):
+    # A macro may be defined or used, `\name` ends at a blank, and (* begins an attribute.
+    if "`" in line or _ESCAPED_END.search(line):
         return True
     return not _SEPARATED.fullmatch(line[-1] + piece[0])
