@@ -4,6 +4,7 @@ import copy
 import enum
 import functools
 import json
+import math
 import re
 
 import numpy as np
@@ -14,6 +15,7 @@ from transformers.pytorch_utils import Conv1D
 
 from chop import MaseGraph, passes
 from chop.errors import ConfigError, WriteError
+from chop.export.gguf.architectures import ARCHITECTURES
 from chop.export.gguf.config import check_architecture
 from chop.export.gguf.header import gguf_file
 from chop.export.gguf.rope import frequency_divisors
@@ -48,19 +50,6 @@ SIZES = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-CLASSES = {
-    "llama": "Llama",
-    "mistral": "Mistral",
-    "qwen2": "Qwen2",
-    "qwen3": "Qwen3",
-    "phi": "Phi",
-    "phi3": "Phi3",
-    "gemma2": "Gemma2",
-    "gemma3": "Gemma3Text",
-    "stablelm": "StableLm",
-    "starcoder2": "Starcoder2",
-    "nemotron": "Nemotron",
-}
 GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 4, "num_hidden_layers": 2}
 OF_KIND = {
     "qwen3": {"head_dim": 32},
@@ -74,6 +63,17 @@ OF_KIND = {
     "gemma3": GEMMA | {"final_logit_softcapping": 1.5},
     "starcoder2": {"tie_word_embeddings": True},
     "nemotron": {"head_dim": 16},
+    "smollm3": {"pad_token_id": 0, "num_hidden_layers": 4},
+    "granite": {
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.5,
+        "attention_multiplier": 0.3,
+        "logits_scaling": 2.0,
+    },
+    "gemma": {"head_dim": 32, "tie_word_embeddings": True},
+    "exaone": {"pad_token_id": 0},
+    "exaone4": {"sliding_window": None, "layer_types": ["full_attention"]},
+    "glm4": {"head_dim": 16, "pad_token_id": 0},
 }
 """Settings that matter, and no defaults."""
 
@@ -86,7 +86,7 @@ def language_model(kind, **changes):
         tokens = {"bos_token_id": 1, "eos_token_id": 2, "vocab_size": VOCABULARY}
         config = transformers.GPT2Config(**names, **tokens, **changes)
     else:
-        make = getattr(transformers, f"{CLASSES[kind]}Config")
+        make = transformers.CONFIG_MAPPING["gemma3_text" if kind == "gemma3" else kind]
         config = make(**sizes | OF_KIND.get(kind, {}) | changes)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
@@ -219,7 +219,7 @@ def test_a_llama_keeps_every_code(fmt, tmp_path):
 def of_kind(kind, changes, fmt):
     """All weights in a format, but the head of a Gemma 2, which engines take from the embedding."""
     mg = captured(kind, **changes)
-    if kind != "gemma2":
+    if kind not in ("gemma", "gemma2"):
         return quantized(mg, fmt, embedding=fmt)
     paths = (path for path, x in mg.model.named_modules() if isinstance(x, torch.nn.Linear))
     rules = {path: weight_in(fmt) for path in paths if path != "lm_head"}
@@ -243,8 +243,36 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "changes"), CASES)
-@pytest.mark.sampled(5)
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 5000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 48,
+}
+BIASES = {"attention_bias": True, "mlp_bias": True}
+NEW = [
+    ("smollm3", {"tie_word_embeddings": True}),
+    ("granite", {}),
+    (
+        "granite",
+        {**BIASES, "rope_parameters": {**YARN, "attention_factor": 1.5 * (0.1 * math.log(4) + 1)}},
+    ),
+    ("olmo2", {}),
+    ("gemma", {}),
+    ("phi", {"rope_parameters": {"rope_theta": 5e3, "partial_rotary_factor": 0.5}}),
+    ("exaone", {"rope_parameters": YARN}),
+    ("exaone4", {}),
+    ("glm4", {"attention_bias": True}),
+    ("glm4", {"attention_bias": False}),
+    ("llama", BIASES),
+    ("llama", {"mlp_bias": True, "rope_parameters": YARN}),
+    ("qwen3", {"rope_parameters": YARN}),
+]
+"""Architectures that chop reads itself, biases, and YaRN."""
+
+
+@pytest.mark.parametrize(("kind", "changes"), CASES + NEW)
+@pytest.mark.sampled(6)
 def test_every_architecture_answers_in_transformers_and_is_read(kind, changes, tmp_path):
     mg = of_kind(kind, changes, "mxint:width=4")
     types = check(mg, tmp_path / "model.gguf")["tensors"]
@@ -393,6 +421,14 @@ def test_nvfp4_answers_in_transformers(tmp_path):
         assert torch.equal(read[path].weight, layer.weight)
 
 
+def test_tensor_scales_that_llama_cpp_ignores_are_refused(tmp_path):
+    mg = captured("exaone4", intermediate_size=128)
+    paths = ("model.layers.0.mlp.up_proj", "model.layers.0.self_attn.o_proj")
+    rules = {path: weight_in("nvfp4") for path in paths}
+    mg = passes.quantize_transform_pass(mg, {"by": "name", **rules})[0]
+    refused(mg, tmp_path, "1 module:.*mlp.up_proj: llama.cpp ignores tensor scales of the MLP")
+
+
 def test_types_that_an_older_library_lacks_are_refused(monkeypatch, tmp_path):
     mg = passes.quantize_transform_pass(
         captured("llama"), {"by": "name", "lm_head": weight_in("nvfp4")}
@@ -446,9 +482,14 @@ def test_rows_scales_and_inputs_are_refused_by_module(tmp_path):
 
 
 UNLIKE = [
-    ("phi", {}, "model_type 'phi' is not supported; compressed-tensors supports .* gemma2"),
     ("llama", {"hidden_act": "gelu"}, "llama with hidden_act='silu', got 'gelu'"),
-    ("llama", {"attention_bias": True}, "attention_bias=False, got True"),
+    ("llama", {"rope_parameters": {**YARN, "beta_fast": 8.0}}, "default settings, got beta_fast=8"),
+    ("smollm3", {"no_rope_layers": [1, 1, 1, 1]}, r"no_rope_layers=\[1, 1, 1, 0\]"),
+    ("smollm3", {"attention_bias": True}, "attention_bias=False, got True"),
+    ("olmo2", {"head_dim": 32}, "head_dim=16, got 32"),
+    ("gemma", {"use_bidirectional_attention": True}, "bidirectional_attention=None, got True"),
+    ("phi", {"qk_layernorm": True}, "qk_layernorm=False, got True"),
+    ("exaone4", {"sliding_window": 8}, "sliding_window=None, got 8"),
     ("mistral", {"sliding_window": 16}, r"16 positions\. Set max_position_embeddings"),
     ("gemma2", {"query_pre_attn_scalar": 64}, "query_pre_attn_scalar=32, got 64"),
     ("gemma2", {"attn_logit_softcapping": None}, "softcapping of a gemma2 must not"),
@@ -458,7 +499,7 @@ UNLIKE = [
     ("stablelm", {"qk_layernorm": True}, "qk_layernorm=False, got True"),
     ("starcoder2", {"use_bias": False}, "use_bias=True, got False"),
     ("nemotron", {"hidden_act": "relu"}, "hidden_act='relu2', got 'relu'"),
-    ("qwen2", {"rope_parameters": ROPES[1]}, "type default or linear, got rope_type 'llama3'"),
+    ("qwen2", {"rope_parameters": ROPES[1]}, "default or linear or yarn, got rope_type 'llama3'"),
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "inverse_layer_idx=False, got True"),
 ]
 
@@ -467,6 +508,22 @@ UNLIKE = [
 def test_models_that_engines_run_otherwise_are_refused(kind, changes, match):
     with pytest.raises(ConfigError, match=match):
         check_architecture(language_model(kind, **changes).config)
+
+
+LACKING = {
+    "opt": "the gguf library has no table of tensors for the model_type 'opt'",
+    "bloom": "the settings of a 'bloom' have no known keys in the architecture 'bloom' of GGUF",
+    "gpt_neox": "the settings of a 'gpt_neox' have no known keys in the architecture 'gptneox'",
+    "mixtral": "a mixtral is not supported, because transformers reads such a file as a model",
+}
+
+
+@pytest.mark.parametrize("kind", LACKING)
+def test_refusals_name_no_other_architecture(kind):
+    with pytest.raises(ConfigError, match=LACKING[kind]) as refusal:
+        check_architecture(transformers.CONFIG_MAPPING[kind]())
+    names = set(re.findall(r"[\w-]+", str(refusal.value)))
+    assert not names & {*ARCHITECTURES}
 
 
 def test_a_bias_of_the_head_is_refused(tmp_path):
@@ -486,7 +543,7 @@ def test_what_engines_expect_is_refused_where_it_is_not_there(tmp_path):
 
 
 def test_nothing_is_written_of_such_a_model(tmp_path):
-    kind, changes, match = UNLIKE[2]
+    kind, changes, match = UNLIKE[0]
     refused(quantized(captured(kind, **changes)), tmp_path, match)
 
 

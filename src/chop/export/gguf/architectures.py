@@ -38,11 +38,19 @@ GPT2 = {
     "layer_norm_epsilon": EPSILON,
     **VOCABULARY,
 }
+GRANITE = {
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "attention_multiplier": "attention.scale",
+    "logits_scaling": "logit_scale",
+}
 WINDOW = {"sliding_window": "attention.sliding_window"}
 FINAL_CAP = {"final_logit_softcapping": "final_logit_softcapping"}
 CAPS = {"attn_logit_softcapping": "attn_logit_softcapping", **FINAL_CAP}
 GEMMA_LAYERS = {"gemma2": (46, 2), "gemma3": (62, 6)}
 """Number of layers by which llama.cpp recognizes 27B models, and the period of global attention."""
+EXAONE4_LAYERS = 64
+"""Number of layers by which llama.cpp recognizes 32B models."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +73,8 @@ class Architecture:
         has_window: engines have no sliding window, but the configuration's one is always active.
         adds_one: norms are stored as their factor, the weight plus 1.
         is_tied: the head is the embedding and never stored.
+        is_read: transformers reads such files; chop reads the others itself.
+        has_mlp_scales: llama.cpp multiplies by tensor scales of the MLP, too.
         has_head: the head is stored even if it is the embedding.
     """
 
@@ -74,7 +84,7 @@ class Architecture:
     computed: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     required: tuple[str, ...] = ()
     permutes: bool = False
-    rope_types: tuple[str, ...] = ("default", "linear")
+    rope_types: tuple[str, ...] = ("default", "linear", "yarn")
     turns_part: bool = False
     has_local_rope: bool = False
     unread: Mapping[str, str] = field(default_factory=dict)
@@ -82,6 +92,8 @@ class Architecture:
     has_window: bool = False
     adds_one: bool = False
     is_tied: bool = False
+    is_read: bool = True
+    has_mlp_scales: bool = False
     has_head: bool = False
 
     @property
@@ -96,6 +108,12 @@ def head_size(config: Any) -> int:
     return int(given or config.hidden_size // config.num_attention_heads)
 
 
+def _whole_heads(config: Any) -> int | None:
+    """Returns the head size of architectures with square projections, None if it is not stated."""
+    stated = getattr(config, "head_dim", None)
+    return None if stated is None else int(config.hidden_size // config.num_attention_heads)
+
+
 def _score_size(name: str, config: Any) -> int:
     """Returns the number under the square root that scales a Gemma's attention scores."""
     if config.num_hidden_layers == GEMMA_LAYERS[name][0]:
@@ -104,8 +122,11 @@ def _score_size(name: str, config: Any) -> int:
 
 
 def _layer_types(name: str, config: Any) -> list[str]:
-    """Returns a Gemma's layer types: the last layer of each period attends globally."""
-    period = GEMMA_LAYERS[name][1]
+    """Returns a Gemma's layer types, in which the last layer of each period attends globally."""
+    return _periodic(config, GEMMA_LAYERS[name][1])
+
+
+def _periodic(config: Any, period: int) -> list[str]:
     numbers = range(1, config.num_hidden_layers + 1)
     return ["sliding_attention" if x % period else "full_attention" for x in numbers]
 
@@ -117,17 +138,50 @@ def _gemma(name: str) -> Mapping[str, Callable[[Any], Any]]:
     }
 
 
+def _exaone4_window(config: Any) -> int | None:
+    """Returns the sliding window of an EXAONE 4; only 32B models, of 64 layers, have one."""
+    window: int | None = config.sliding_window
+    return window if config.num_hidden_layers == EXAONE4_LAYERS else None
+
+
+def _exaone4_layer_types(config: Any) -> list[str]:
+    is_large = config.num_hidden_layers == EXAONE4_LAYERS
+    return _periodic(config, 4) if is_large else ["full_attention"] * config.num_hidden_layers
+
+
+def _rotates(config: Any) -> list[int]:
+    """Returns 1 for each layer of a SmolLM3 with rotary embeddings: every fourth has none."""
+    return [int(number % 4 != 0) for number in range(1, config.num_hidden_layers + 1)]
+
+
+SQUARE = {"head_dim": _whole_heads}
 SILU = {"hidden_act": "silu"}
+QUERY_BIAS = {"attention_bias": ("blk.0.attn_q.bias", True)}
+BIASES = QUERY_BIAS | {"mlp_bias": ("blk.0.ffn_up.bias", True)}
 NO_BIASES = {"attention_bias": False, "mlp_bias": False}
 ALL_EXPERTS = {"decoder_sparse_step": 1, "mlp_only_layers": [], "use_sliding_window": False}
 """Settings of models with a mixture of experts in each layer."""
 GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "attention_bias": False}
-LLAMA_ROPE = ("default", "linear", "llama3")
+LLAMA_ROPE = ("default", "linear", "yarn", "llama3")
 # llama.cpp runs a Mistral as a Llama, which has no window, nor have those of Phi3 and Starcoder2.
 ARCHITECTURES = {
-    "llama": Architecture("llama", DECODER, SILU | NO_BIASES, permutes=True, rope_types=LLAMA_ROPE),
+    "llama": Architecture(
+        "llama",
+        DECODER,
+        SILU,
+        permutes=True,
+        rope_types=LLAMA_ROPE,
+        inferred_from=BIASES,
+        has_mlp_scales=True,
+    ),
     "mistral": Architecture(
-        "llama", DECODER, SILU, permutes=True, rope_types=LLAMA_ROPE, has_window=True
+        "llama",
+        DECODER,
+        SILU,
+        permutes=True,
+        rope_types=LLAMA_ROPE,
+        has_window=True,
+        has_mlp_scales=True,
     ),
     "qwen2": Architecture("qwen2", DECODER, SILU | {"use_sliding_window": False}),
     "qwen3": Architecture(
@@ -135,6 +189,7 @@ ARCHITECTURES = {
         DECODER,
         SILU | {"use_sliding_window": False, "attention_bias": False},
         unread=HEAD,
+        has_mlp_scales=True,
     ),
     "qwen2_moe": Architecture(
         "qwen2moe",
@@ -197,6 +252,64 @@ ARCHITECTURES = {
         unread=HEAD | {"norm_eps": EPSILON},
         adds_one=True,
         has_head=True,
+    ),
+    "smollm3": Architecture(
+        "smollm3",
+        DECODER,
+        SILU | NO_BIASES | {"use_sliding_window": False},
+        {"no_rope_layers": _rotates},
+        permutes=True,
+        is_read=False,
+    ),
+    "granite": Architecture(
+        "granite",
+        DECODER | GRANITE,
+        SILU,
+        permutes=True,
+        inferred_from=BIASES,
+        is_read=False,
+    ),
+    "olmo2": Architecture(
+        "olmo2", DECODER, SILU | {"attention_bias": False}, SQUARE, is_read=False
+    ),
+    "gemma": Architecture(
+        "gemma",
+        DECODER,
+        {
+            "hidden_act": "gelu_pytorch_tanh",
+            "attention_bias": False,
+            "use_bidirectional_attention": None,
+        },
+        adds_one=True,
+        is_tied=True,
+        is_read=False,
+    ),
+    "phi": Architecture(
+        "phi2",
+        {**SIZES, "layer_norm_eps": EPSILON},
+        {"hidden_act": "gelu_new", "qk_layernorm": False},
+        SQUARE,
+        turns_part=True,
+        has_head=True,
+        is_read=False,
+    ),
+    "exaone": Architecture(
+        "exaone",
+        DECODER,
+        SILU | NO_BIASES,
+        rope_types=LLAMA_ROPE,
+        is_read=False,
+    ),
+    "exaone4": Architecture(
+        "exaone4",
+        DECODER | WINDOW,
+        SILU,
+        {"layer_types": _exaone4_layer_types, "sliding_window": _exaone4_window, **SQUARE},
+        rope_types=LLAMA_ROPE,
+        is_read=False,
+    ),
+    "glm4": Architecture(
+        "glm4", DECODER, SILU, turns_part=True, inferred_from=QUERY_BIAS, is_read=False
     ),
     "gpt2": Architecture(
         "gpt2",

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any
 
-from chop.errors import ConfigError, enumerate_names
+from chop.errors import ConfigError
 from chop.export.gguf.architectures import ARCHITECTURES, UNREAD, Architecture
 from chop.export.gguf.rope import check_rope, read_rope, rope_metadata
 
-MOST_NAMES = 20
 AS_IT_IS = "compressed-tensors supports this model."
+TOKENS = {
+    "bos_token_id": "bos_token_id",
+    "eos_token_id": "eos_token_id",
+    "pad_token_id": "padding_token_id",
+}
+"""Keys of special tokens, after the tokenizer's, by attribute."""
 
 
 def check_architecture(config: Any) -> Architecture:
@@ -22,14 +27,10 @@ def check_architecture(config: Any) -> Architecture:
     kind = config.model_type
     if kind in UNREAD:
         raise ConfigError(
-            f"gguf: a {kind} is not supported, because transformers {UNREAD[kind]}. Supported are "
-            f"{enumerate_names(sorted(ARCHITECTURES), MOST_NAMES)}."
+            f"gguf: a {kind} is not supported, because transformers {UNREAD[kind]}; {AS_IT_IS}"
         )
     if kind not in ARCHITECTURES:
-        raise ConfigError(
-            f"gguf: the model_type '{kind}' is not supported; {AS_IT_IS} GGUF supports "
-            f"{enumerate_names(sorted(ARCHITECTURES), MOST_NAMES)}."
-        )
+        raise ConfigError(f"gguf: {_lacking(kind)}; {AS_IT_IS}")
     architecture = ARCHITECTURES[kind]
     computed = {name: compute(config) for name, compute in architecture.computed.items()}
     for attribute, value in {**architecture.expected, **computed}.items():
@@ -52,6 +53,17 @@ def check_architecture(config: Any) -> Architecture:
     return architecture
 
 
+def _lacking(kind: str) -> str:
+    """Returns the missing part of an unsupported model type."""
+    from gguf import MODEL_ARCH_NAMES
+
+    plain = {name.replace("-", ""): name for name in MODEL_ARCH_NAMES.values()}
+    name = plain.get(kind.replace("_", "").replace("-", ""))
+    if name is None:
+        return f"the gguf library has no table of tensors for the model_type '{kind}'"
+    return f"the settings of a '{kind}' have no known keys in the architecture '{name}' of GGUF"
+
+
 def node_metadata(config: Any, architecture: Architecture) -> dict[str, int | float | str]:
     """Returns the GGUF keys and values of a configuration.
 
@@ -65,6 +77,38 @@ def node_metadata(config: Any, architecture: Architecture) -> dict[str, int | fl
     if config.model_type == "gpt2":
         keys_and_values[f"{name}.feed_forward_length"] = config.n_inner or 4 * config.n_embd
     return keys_and_values | rope_metadata(architecture, config)
+
+
+def stated_config(metadata: Mapping[str, Any], tensors: Container[str]) -> Any | None:
+    """Returns the transformers configuration that the keys of a file describe.
+
+    Args:
+        metadata: values of the file by key.
+        tensors: names of its tensors.
+    Returns: None for architectures whose configuration transformers reads itself.
+    """
+    from transformers import CONFIG_MAPPING
+
+    name = metadata.get("general.architecture")
+    own = {one.name: kind for kind, one in ARCHITECTURES.items() if not one.is_read}
+    kind = own.get(str(name))
+    if kind is None:
+        return None
+    architecture = ARCHITECTURES[kind]
+    keys = {**architecture.keys, "head_dim": "attention.key_length"}
+    settings = {x: metadata.get(f"{name}.{key}") for x, key in keys.items()}
+    settings = {x: value for x, value in settings.items() if value is not None}
+    tokens = {x: metadata.get(f"tokenizer.ggml.{key}") for x, key in TOKENS.items()}
+    layers, width, heads = (
+        settings.get(x) for x in ("num_hidden_layers", "hidden_size", "num_attention_heads")
+    )
+    if isinstance(width, int) and isinstance(heads, int) and heads:
+        settings.setdefault("head_dim", width // heads)
+    if "layer_types" in architecture.computed and isinstance(layers, int):
+        tokens["layer_types"] = ["full_attention"] * layers  # until all settings are there
+    tied = "output.weight" not in tensors
+    stated = {**architecture.expected, **settings, **tokens}
+    return CONFIG_MAPPING[kind](**stated, tie_word_embeddings=tied)
 
 
 def unread_settings(

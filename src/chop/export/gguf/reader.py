@@ -29,7 +29,7 @@ from chop.export.foreign.loading import without_data
 from chop.export.foreign.reader import MOST_NAMES, Read, Reader
 from chop.export.foreign.stored import Stored
 from chop.export.gguf.architectures import ARCHITECTURES, Architecture
-from chop.export.gguf.config import unread_settings
+from chop.export.gguf.config import stated_config, unread_settings
 from chop.export.gguf.header import (
     MOST_TEXTS,
     Header,
@@ -189,11 +189,13 @@ def _plain_config(file: Path, header: Header) -> Any:
     """Returns the configuration as transformers reads it from a copy without arrays and tensors."""
     import transformers
 
-    with scratch_folder("gguf") as folder:
-        write_part(file, header, header.metadata, folder / file.name)
-        config = transformers.AutoConfig.from_pretrained(
-            folder, gguf_file=file.name, trust_remote_code=False
-        )
+    config = stated_config(header.metadata, header.tensors)
+    if config is None:
+        with scratch_folder("gguf") as folder:
+            write_part(file, header, header.metadata, folder / file.name)
+            config = transformers.AutoConfig.from_pretrained(
+                folder, gguf_file=file.name, trust_remote_code=False
+            )
     config.name_or_path = str(file.parent)
     config.tie_word_embeddings = HEAD not in header.tensors
     key = f"{header.metadata['general.architecture']}.vocab_size"
@@ -270,8 +272,8 @@ class _Weights:
         data = self._bytes(place)
         if named.is_interleaved:
             heads = get_heads(named.path, config)
-            rows = np.arange(len(data)).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
-            data = data[torch.from_numpy(rows)]
+            rows = np.arange(expected[0]).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
+            data = data.view(len(rows), -1)[torch.from_numpy(rows)].view(data.shape)
         weight = self._decoded(named, place, data)
         if isinstance(weight, Tensor) and named.is_less_one:
             weight = weight - 1

@@ -20,6 +20,7 @@ from chop.export.foreign.loading import without_data
 from chop.export.gguf.architectures import ARCHITECTURES, Architecture
 from chop.export.gguf.blocks import Blocks, pack_blocks
 from chop.export.gguf.config import check_architecture, node_metadata, unread_settings
+from chop.export.gguf.floats import is_read_by_transformers, read_floats
 from chop.export.gguf.header import Header, TensorPlace, read_header, write_part
 from chop.export.gguf.k_blocks import pack_k_blocks
 from chop.export.gguf.names import SCALE, Named, get_heads, named_parameters, scale_name
@@ -46,11 +47,11 @@ FILE_TYPES = {
     "Q5_1": "MOSTLY_Q5_1",
     "Q4_0": "MOSTLY_Q4_0",
     "Q4_1": "MOSTLY_Q4_1",
-    "Q2_K": "MOSTLY_Q2_K",
-    "Q3_K": "MOSTLY_Q3_K_M",
-    "Q4_K": "MOSTLY_Q4_K_M",
-    "Q5_K": "MOSTLY_Q5_K_M",
     "Q6_K": "MOSTLY_Q6_K",
+    "Q5_K": "MOSTLY_Q5_K_S",
+    "Q4_K": "MOSTLY_Q4_K_S",
+    "Q3_K": "MOSTLY_Q3_K_S",
+    "Q2_K": "MOSTLY_Q2_K_S",
     "NVFP4": "MOSTLY_NVFP4",
     "MXFP4": "MOSTLY_MXFP4_MOE",
     "F16": "MOSTLY_F16",
@@ -58,6 +59,8 @@ FILE_TYPES = {
     "F32": "ALL_F32",
 }
 """Names in gguf's `LlamaFileType` by the block type of most bytes."""
+MLP = ".ffn_"
+"""Part of the names of an MLP's tensors."""
 MOVED = "offsets of groups are rounded to float16, which changes weights by up to {:.1g}"
 NO_TOKENIZER = "none: engines can process only token ids"
 
@@ -124,17 +127,22 @@ def read(path: Path) -> Runner:
 
 
 def read_model(path: Path) -> nn.Module:
-    """Loads the model with transformers, in float32.
+    """Loads the model in float32, with transformers if it reads such files.
 
     Transformers ignores some settings of a file: the head size of Qwen3, sizes of GPT-2, rotary
     embeddings, soft caps of Gemma. This function passes them. It also multiplies weights by the
-    tensor scales of NVFP4, which transformers ignores or rejects.
+    tensor scales of NVFP4, which transformers ignores or rejects. Weights of other architectures,
+    and biases of Llamas, are decoded by the gguf library.
 
     Raises:
         UnavailableError: if gguf is not installed.
     """
     TARGET.require()
     header = read_header(path)
+    if not is_read_by_transformers(header):
+        model = read_floats(path, header)
+        _multiply_by_scales(model, header.tensors, path)
+        return model
     scales = [name for name in header.tensors if name.endswith(SCALE)]
     if not scales:
         return _read_by_transformers(path, header)
@@ -174,7 +182,10 @@ def _multiply_by_scales(model: Any, scales: Mapping[str, TensorPlace], path: Pat
 TARGET = Target(
     name="gguf",
     engines="llama.cpp, transformers",
-    takes="weights in mxint, group_integer, group_affine of up to 5 bits, 4-bit mxfp and nvfp4",
+    takes=(
+        "weights in mxint, group_integer, group_affine of up to 5 bits, 4-bit mxfp, nvfp4 and "
+        "k_quant"
+    ),
     library="gguf",
     extra="gguf",
     suffix=".gguf",
@@ -184,6 +195,7 @@ TARGET = Target(
     formats=(
         *(f"group_integer:width={bits}" for bits in range(2, 9)),
         *(f"group_affine:width={bits}" for bits in range(2, 6)),
+        *(f"k_quant:width={bits}" for bits in range(2, 7)),
         *("mxint:width=4", "mxint:width=8", "mxfp:width=4", "nvfp4"),
     ),
     weights=lambda path: get_weights(read_model(path)),
@@ -213,6 +225,8 @@ def _tensors(model: Any, architecture: Architecture) -> tuple[dict[str, Blocks],
             reasons[named.path] = "engines do not support a tensor scale for embeddings"
         elif stored.scale is not None and named.experts:
             reasons[named.path] = "its tensor scale is shared by all experts"
+        elif stored.scale is not None and MLP in named.name and not architecture.has_mlp_scales:
+            reasons[named.path] = f"llama.cpp ignores tensor scales of the MLP of a {kind}"
         else:
             tensors[named.name] = _as_engines_have(stored, named, model.config)
             if stored.scale is not None:
