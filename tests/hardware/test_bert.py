@@ -57,7 +57,6 @@ def test_a_whole_bert_of_one_layer_equals_the_integer_graph(tmp_path):
 
 @pytest.mark.long
 def test_the_latency_of_a_slow_design_is_planned(tmp_path):
-    """The plan lets a sample come in an interval, the simulation as fast as it is taken."""
     mg, batch = lowered()
     design = emit_design(mg, fold=500)
     project, codes = (
@@ -67,7 +66,7 @@ def test_the_latency_of_a_slow_design_is_planned(tmp_path):
     write_circuit(design, codes, tmp_path)
     measured = run_check(tmp_path, project, codes, Check("icarus", PROFILES[0], 1, 1)).cycles
     planned = design.connections.schedule.latency(design.netlist)
-    assert measured <= planned <= 1.1 * (measured + design.interval)
+    assert abs(planned - measured) <= 0.05 * measured
 
 
 def test_inputs_are_rows_of_tables_or_masks():

@@ -29,13 +29,13 @@ class Pooled(nn.Module):
         return torch.stack([a, b]), c.sum(1), products, torch.softmax(d, -1) @ d.transpose(0, 1)
 
 
-class Scaled(nn.Module):
-    def __init__(self):
+class WithNumber(nn.Module):
+    def __init__(self, function):
         super().__init__()
-        self.layer = nn.Linear(4, 4)
+        self.a, self.function, self.b = nn.Linear(4, 4), function, nn.Linear(4, 3)
 
     def forward(self, x):
-        return self.layer(x) * 2
+        return self.b(self.function(self.a(x)))
 
 
 class Functional(nn.Module):
@@ -88,15 +88,58 @@ def test_pools_products_and_what_is_joined():
 @pytest.mark.parametrize(
     ("model", "x", "named"),
     [
-        (Scaled, torch.randn(3, 4), r"mul \(mul of a number\)"),
         (Functional, torch.randn(3, 4), r"linear \(linear with parameters that no module owns\)"),
         (Sorted, torch.arange(6).view(2, 3), r"remainder \(remainder of integers\)"),
     ],
-    ids=["number", "parameters", "whole numbers"],
+    ids=["parameters", "whole numbers"],
 )
 def test_calls_without_an_integer_form_are_named(model, x, named):
     with pytest.raises(ConfigError, match=f"there is no integer form of {named}"):
         lowered(quantized(model(), x), x)
+
+
+NUMBERS = {
+    "product": lambda x: x * 0.3,
+    "number first": lambda x: 1 - x,
+    "in-place": lambda x: x.add_(1),
+    "negative": lambda x: torch.mul(x, -3),
+    "method": lambda x: x.sub(0.7),
+    "alpha": lambda x: torch.add(x, 2, alpha=3),
+    "several": lambda x: (1 - x) * 0.3 + x,
+    "size": lambda x: x * (x.size(-1) ** -0.5),
+    "zero": lambda x: x * 0,
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_sums_and_products_with_numbers_equal_the_quantized_model(name):
+    torch.manual_seed(0)
+    x = torch.randn(9, 4)
+    mg = quantized(WithNumber(NUMBERS[name]), x)
+    integer, info = lowered(mg, x)
+    assert all(row["different"] == 0 for row in info["operators"])
+    assert torch.equal(integer.model(x), mg.model(x))
+
+
+def test_a_product_with_a_number_can_be_the_result_of_a_model():
+    torch.manual_seed(0)
+    x, model = torch.randn(9, 4), nn.Sequential(nn.Linear(4, 4), Doubled())
+    mg = quantized(Named(model), x)
+    assert torch.equal(lowered(mg, x)[0].model(x), mg.model(x))
+
+
+class Doubled(nn.Module):
+    def forward(self, x):
+        return x * 2
+
+
+class Named(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        return self.model(x)
 
 
 def test_batches_of_two_sizes_are_refused_where_the_graph_computes_with_the_batch():

@@ -89,12 +89,6 @@ class Body(nn.Module):
 
 
 WAYS = {
-    "numbers in buffers, such as self.register_buffer": (
-        lambda m, h: 0.5 - h,
-        lambda m, h: m.part - h,
-    ),
-    "buffers, such as self": (lambda m, h: h + 0.5, lambda m, h: h + m.part),
-    "in buffers": (lambda m, h: h * 0.5, lambda m, h: h * m.part),
     "product with a buffer of their reciprocals": (lambda m, h: h / 2, lambda m, h: h * m.part),
     "x.relu.. [+] .-x..relu": (
         lambda m, h: h.abs(),

@@ -31,16 +31,21 @@ from chop.nn.integer import (
     Encode,
     EncodeBlocks,
     Grid,
+    IntegerAdd,
+    IntegerMul,
     IntegerNegate,
     IntegerOperator,
     IntegerOptions,
+    IntegerSub,
     Table,
 )
 from chop.nn.integer.mask import KeptKeys
-from chop.nn.quantized import QuantizedOperator, QuantScaledDotProductAttention
+from chop.nn.quantized import QuantCall, QuantizedOperator, QuantScaledDotProductAttention
 
 FINE_BITS = 40
 """Bits of tables without an integer output format, and of constants combined with exact results."""
+WITH_NUMBERS = (IntegerAdd, IntegerSub, IntegerMul)
+"""Operators of two tensors that a model can also call with a tensor and a number."""
 LowerAttention = Callable[["GraphLowering", fx.Node, QuantScaledDotProductAttention], Codes]
 """Lowers an attention node with its module; returns the codes of its result."""
 
@@ -52,6 +57,19 @@ def is_moved(mg: MaseGraph, node: fx.Node, folded: Folded) -> bool:
         (source,) = node.all_input_nodes[:1] or (node,)
         return bool(folded.values[node].dtype == folded.values[source].dtype)
     return row.only_moves or row.layout in ("copied", "read") or row.kind is Kind.DROPOUT
+
+
+def is_lookup(mg: MaseGraph, node: fx.Node, folded: Folded) -> bool:
+    """Returns whether a node computes a function of one code, which a table holds.
+
+    A sum, difference or product with a number is such a function, too.
+    """
+    row = mg.operator(node)
+    if row.integer is Table:
+        return True
+    if row.integer not in WITH_NUMBERS or not isinstance(mg.get_module(node), QuantCall):
+        return False
+    return len(bind(mg, node, folded).inputs) == 1
 
 
 class GraphLowering:
@@ -168,7 +186,7 @@ class GraphLowering:
             ends = [(source.proven.low, source.proven.high) for source in sources]
             low, high = min(low for low, _ in ends), max(high for _, high in ends)
             return Codes(moved, Edge.of(grid.step, low, high))
-        if self.mg.operator(node).integer is Table and self._data_out(node) is None:
+        if is_lookup(self.mg, node, self.folded) and self._data_out(node) is None:
             return self._table(node, grid)
         if self.mg.operator(node).integer is IntegerNegate and grid.rounding == "nearest_even":
             return self._negated(node, grid)
@@ -228,7 +246,7 @@ class GraphLowering:
         row, grid = self.mg.operator(node), self._data_out(node)
         if row.integer is None or node in self.folded.static:
             raise ConfigError(_without_format(self.mg, node))
-        if row.integer is Table:
+        if is_lookup(self.mg, node, self.folded):
             result = self._table(node, grid if isinstance(grid, Grid) else None)
             if not isinstance(grid, BlockGrid):
                 return result

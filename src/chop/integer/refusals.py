@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import Tensor, fx
@@ -11,9 +11,9 @@ from chop.errors import ConfigError
 from chop.integer.calls import bind
 from chop.integer.folding import Folded
 from chop.integer.grids import Grids
-from chop.integer.lowering import is_moved
+from chop.integer.lowering import is_lookup, is_moved
 from chop.integer.masks import demanded_nodes, mask_argument, proven_mask
-from chop.integer.suggestions import NUMBER, Refusal
+from chop.integer.suggestions import Refusal
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import Kind
 from chop.ir.settled import operand_text
@@ -77,12 +77,14 @@ def _refuse_node(mg: MaseGraph, node: fx.Node, folded: Folded, grids: Grids) -> 
             yield f"{node.name} ({row.name} with parameters that no module owns)"
             return
         try:
-            count = len(bind(mg, node, folded).inputs)
+            bound = bind(mg, node, folded)
         except ConfigError as error:
             yield f"{node.name} ({error})"
             return
-        if count < len(list(filter(None, module.arguments.values()))):
-            yield f"{node.name} ({row.name} {NUMBER})"
+        if len(bound.inputs) == 1 and is_lookup(mg, node, folded):
+            # The format of a number is not used.
+            operands = (*filter(None, bound.operands), "data_out")
+            yield from _refuse_operator(str(node.target), module, grids, operands)
             return
         if module.meets_masks and any(_is_mask(given, folded) for given in node.all_input_nodes):
             yield f"{node.name} ({row.name} of a mask)"
@@ -107,8 +109,10 @@ def _is_mask(node: fx.Node, folded: Folded) -> bool:
     return bool((value.abs() >= -LOWEST_SCORE).any())
 
 
-def _refuse_operator(path: str, step: QuantizedOperator, grids: Grids) -> Iterator[str]:
-    for operand in (*step.operands, "data_out"):
+def _refuse_operator(
+    path: str, step: QuantizedOperator, grids: Grids, operands: Sequence[str] = ()
+) -> Iterator[str]:
+    for operand in operands or (*step.operands, "data_out"):
         quantizer = step.operand_format(operand)
         is_parameter = operand in PARAMETERS and not isinstance(step, QuantCall)
         if is_parameter and getattr(step, operand, None) is None:

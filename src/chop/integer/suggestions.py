@@ -14,8 +14,6 @@ from chop.nn.lora import LoraLinear
 from chop.nn.quantized import QuantizedOperator
 from chop.private.torch_api import BatchNorm, Convolution
 
-NUMBER = "of a number"
-"""Suffix of the name of an operator with a number in place of a tensor."""
 FORMATS = (
     "choose integer (calibrated), scale_integer (fixed scales of activations), binary, ternary or "
     "mxint (weights)"
@@ -23,7 +21,6 @@ FORMATS = (
 UNFORMATTED = (
     "set a format for the remaining float operators with the key 'missing', such as '8.auto'"
 )
-BUFFER = "store numbers in buffers, such as self.register_buffer('one', torch.tensor(1.0))"
 REST = (
     "use the operators under 'Components' in docs/guide/circuit.md instead, or leave "
     "operators after the last layer to the program that reads its results"
@@ -97,8 +94,6 @@ def _suggestions(mg: MaseGraph, refusal: Refusal) -> Iterator[str]:
         yield _norm_suggestion(mg, node)
     elif row.name in REWRITES:
         yield REWRITES[row.name]
-    elif refusal.text.endswith(f"{NUMBER})"):
-        yield BUFFER
     elif row.makes_masks or getattr(module, "meets_masks", False):
         yield (
             "rewrite manual attention as scaled_dot_product_attention, whose masks have an "

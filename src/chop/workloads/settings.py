@@ -90,7 +90,7 @@ class WorkloadConfig:
             labels, never binary or multilabel.
         metric: evaluation metric, such as accuracy or f1. Default: the task's own.
         force: continue with a float model that is no better than a constant answer, such as the
-            most common class.
+            most common class. chop emit also continues with a circuit that takes hours to simulate.
         batch_size: rows of a training step.
         seed: random seed of training and sampling.
         device: torch device: cpu, cuda, cuda:1 and so on. Default: a GPU if there is one, else the

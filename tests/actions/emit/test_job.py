@@ -50,12 +50,13 @@ def test_the_report_says_how_an_output_code_becomes_a_class(emitted):
     assert "// Hold rst_ni low for four cycles." in top and "beat p // lanes." in top
 
 
-@pytest.mark.parametrize(("seeds", "has_median"), [(1, False), (3, True)])
+@pytest.mark.parametrize(("seeds", "has_median"), [(1, False), (2, False), (3, True)])
 def test_a_median_is_that_of_several_seeds(seeds, has_median):
     rows = [{"seed": seed, "mhz": 147.06} for seed in range(1, seeds + 1)]
     placed = {**PLACED, "speed_grade": "6", "seeds": rows, "tools": {"yosys": "0.23"}}
     sentence = _placed_sentence({**placed, "critical_path": {}})
     assert ("median over seeds" in sentence) == has_median
+    assert ("the lower of two seeds (147.1, 147.1 MHz)" in sentence) == (seeds == 2)
     assert "147.1 MHz after routing on ecp5-85, speed grade 6, " in sentence
 
 
@@ -109,8 +110,12 @@ def test_latency_is_told_in_cycles_and_in_microseconds(emitted):
     assert "100 MHz (assumed)" in read(out, "report.md")
     tile = next(tile for tile in read_document(out).tiles if tile.label == "latency")
     assert tile.value == pytest.approx(first["latency"] / 100)
+    assert abs(timing["planned_latency_cycles"] - first["latency"]) <= 0.05 * first["latency"]
+    stalled = {row["profile"]: row["latency"] for row in result["verification"][1:4]}
+    assert timing["stalled_latency_cycles"] == stalled and min(stalled.values()) >= first["latency"]
+    assert f"| latency, stalls: slow reader | {stalled['slow_reader']} | " in read(out, "report.md")
     placed = circuit_timing(
-        emit_design(MaseGraph.from_checkpoint(out / "model"), 12), first, PLACED, 1
+        emit_design(MaseGraph.from_checkpoint(out / "model"), 12), [first], PLACED, 1
     )
     assert placed["latency_us"] == first["latency"] / 147.06 and placed["is_placed"]
 
@@ -337,3 +342,28 @@ def test_an_interval_far_from_the_plan_is_said():
     assert "23.0 cycles between samples instead of the planned 16" in _sentence(result)
     result["verification"][0]["interval"] = 16.4
     assert "planned" not in _sentence(result)
+
+
+def test_an_unmet_fold_is_a_line_of_the_result_and_of_the_report(tmp_path, emitted):
+    assert emitted[1]["unmet_fold"] == {}
+    settings = SETTINGS | {"fold": 1, "samples": 2, "icarus_samples": 0}
+    result = emit(EmitConfig(**settings, out=tmp_path / "out"), Workload.of(Pooled(), *images()))
+    line = "--fold 1 is not met: even in the fastest form 'pool' takes 19 cycles, 'x' takes 16"
+    assert result["interval"] == result["unmet_fold"]["nearest"] == 19
+    assert line in " ".join((tmp_path / "out/report.md").read_text().split())
+    assert any(text.startswith(line) for text in read_document(tmp_path / "out").warnings)
+
+
+class Pooled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.pool, self.head = nn.MaxPool2d(2), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.pool(x).flatten(1))
+
+
+def images():
+    torch.manual_seed(0)
+    rows, labels = torch.randn(60, 1, 4, 4), torch.arange(60) % 3
+    return (rows[:40], labels[:40]), (rows[40:], labels[40:])

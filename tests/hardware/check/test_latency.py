@@ -4,6 +4,15 @@ import pytest
 import torch
 from torch import nn
 
+from chop import MaseGraph, passes
+from chop.hardware.check.emitted import write_circuit
+from chop.hardware.check.profiles import PROFILES
+from chop.hardware.check.project import describe_project
+from chop.hardware.check.vectors import get_codes
+from chop.hardware.check.verify import Check, run_check
+from chop.hardware.design.emit import emit
+from chop.hardware.integer_form import integer_form
+from chop.integer.golden import golden_values
 from chop.nn import integer as i
 from chop.nn.integer import Call, Edge, Grid, IntegerOptions
 from chop.nn.integer.mask import KeptKeys
@@ -121,3 +130,50 @@ def test_a_row_leaves_when_planned(name):
     kept = KeptKeys(5, 7, True) if name == "masked" else None
     planned, left = first_results(operator, *inputs, fold=fold, kept=kept)
     assert left <= planned <= left + SPARE_OF_ROWS
+
+
+class FirstToken(nn.Module):
+    """Rows through two layers; the first one is chosen, as a classifier of tokens does."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(6, 8), nn.Linear(8, 6), nn.Linear(6, 3)
+
+    def forward(self, input):
+        rows = self.b(torch.relu(self.a(input)))
+        return self.head((rows + input)[:, 0])
+
+
+class Windows(nn.Sequential):
+    def __init__(self):
+        conv, pool = nn.Conv2d(1, 4, 3, padding=1), nn.MaxPool2d(2)
+        super().__init__(conv, nn.ReLU(), pool, nn.Flatten(), nn.Linear(36, 5))
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "fold"),
+    [
+        (FirstToken, (9, 6), 12),
+        (FirstToken, (9, 6), 60),
+        (FirstToken, (9, 6), 1000),
+        (Windows, (1, 6, 6), 12),
+        (Windows, (1, 6, 6), 60),
+    ],
+)
+@pytest.mark.sampled(2)
+def test_the_last_result_of_a_design_leaves_when_planned(model, shape, fold, tmp_path):
+    torch.manual_seed(0)
+    x = torch.randn(2, *shape)
+    mg = MaseGraph(model(), dummy_in={"input": x})
+    fixed = {"config": {"name": "integer", "width": 8, "frac_width": 5}}
+    kinds = {mg.operator(node).name for node in mg.nodes}
+    kinds &= {"linear", "relu", "add", "conv2d", "max_pool2d"}
+    mg, _ = passes.quantize_transform_pass(mg, {"by": "type"} | dict.fromkeys(kinds, fixed))
+    integer = integer_form(mg)
+    design = emit(integer, fold)
+    project = describe_project(design)
+    codes = get_codes(project, golden_values(integer, {"input": x}))
+    write_circuit(design, codes, tmp_path)
+    latency = run_check(tmp_path, project, codes, Check("icarus", PROFILES[0], 2, 1)).latency
+    planned = design.connections.schedule.latency(design.netlist)
+    assert abs(planned - latency) <= 0.05 * latency

@@ -186,6 +186,12 @@ def test_a_circuit_is_placed_on_the_device_that_it_is_folded_for():
     assert EmitConfig(place=True).placed_on == "ecp5-85"
     assert EmitConfig(place=True, device="ecp5-45").placed_on == "ecp5-45"
     assert EmitConfig(place=True, device="ecp5-45", place_on="ecp5-25").placed_on == "ecp5-25"
+    for device in ("lut=20000,dsp=40,bram=50", "lut=20000,dsp=0,bram=50", "xc7a100t"):
+        said = f"'{device}' are counted with the cost tables of Xilinx 7 series, but ecp5-45 is"
+        with pytest.raises(ConfigError, match=said):
+            EmitConfig(place=True, device=device, place_on="ecp5-45")
+    with pytest.raises(ConfigError, match="ice40-hx8k is a Lattice iCE40: use --device ice40-hx8k"):
+        EmitConfig(place=True, device="ecp5-45", place_on="ice40-hx8k")
     with pytest.raises(ConfigError, match="place_on: add place"):
         EmitConfig(place_on="ecp5-25")
     with pytest.raises(ConfigError, match="place_seeds: add place"):
@@ -218,7 +224,7 @@ def simulation_raises(monkeypatch):
 def test_what_cannot_fit_is_refused_before_it_is_simulated(simulation_raises, tmp_path):
     out = tmp_path / "out"
     said = "place: the design does not fit ecp5-25: by estimate it takes 64 multipliers of 28. "
-    for settings in ({"fold": 1}, {"device": "lut=90000,dsp=64,bram=9"}):
+    for settings in ({"fold": 1}, {"device": "ecp5-85"}):
         with pytest.raises(ConfigError, match=said):
             wide_layer(out=out, place_on="ecp5-25", **settings)
     assert not out.exists()

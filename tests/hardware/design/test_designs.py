@@ -25,6 +25,8 @@ def test_a_circuit_equals_the_integer_graph_on_every_digit(model, tmp_path):
     ]
     none, uniform, slow, _bursts = rows[:4]
     assert abs(none["interval"] - result["interval"]) <= 0.03 * result["interval"]
+    planned = result["timing"]["planned_latency_cycles"]
+    assert abs(planned - none["latency"]) <= 0.05 * none["latency"]
     # The stalls are felt: the design waits for a reader of half its pace.
     assert slow["interval"] > 1.8 * none["interval"] and uniform["cycles"] > none["cycles"]
     assert result["accuracy"]["integer"] > 0.9

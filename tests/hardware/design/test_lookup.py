@@ -1,11 +1,12 @@
-"""Circuit of embeddings, against the operator."""
+"""Circuits of tables, against the operator."""
 
 import pytest
 import torch
 
 from chop.hardware.design.plan import Memory
 from chop.nn.integer import Edge, IntegerEmbedding
-from tests.hardware.bench import PROFILES, check, drawn, needs_tools
+from tests.hardware.bench import PROFILES, check, check_graph, drawn, needs_tools
+from tests.integer.test_operators import NUMBERS, WithNumber, lowered, quantized
 
 pytestmark = needs_tools
 
@@ -39,3 +40,13 @@ def test_words_of_large_memories_are_those_of_small_ones(lanes, width):
     half = 1 << width - 1
     codes = torch.randint(-half, half, (50, lanes))
     assert Memory.from_codes(codes, width) == Memory.of(codes.tolist(), width)
+
+
+@pytest.mark.parametrize("name", ["several", "zero"])
+@pytest.mark.sampled(1)
+def test_sums_and_products_with_numbers_have_a_circuit(name, tmp_path):
+    torch.manual_seed(0)
+    x = torch.randn(4, 4)
+    mg = quantized(WithNumber(NUMBERS[name]), x)
+    integer, _ = lowered(mg, x)
+    check_graph(integer, {"x": x}, 4, tmp_path)

@@ -284,7 +284,9 @@ def test_an_emitted_circuit_keeps_its_folds(tmp_path):
     config = replace(config, synthesis=False, icarus_samples=0, force=True, calibration_rows=30)
     found = emit_job(config, workload)
     taken = {row["resource"]: row["estimated"] for row in found["device"]}
-    assert taken["dsp"] <= 9 and "Estimated for" in (tmp_path / "out" / "report.md").read_text()
+    report = (tmp_path / "out" / "report.md").read_text()
+    assert taken["dsp"] <= 9 and "Estimated for" in report
+    assert "Counted with the cost tables of Xilinx 7 series." in report
     assert len(check_emitted(tmp_path / "out")) == 4
     folds = tmp_path / "out" / "folds.json"
     write_json(folds, {"fold": 1, "folds": {"a": 1}, "soft": ["b", 3]})

@@ -38,7 +38,7 @@ from chop.hardware.check.vectors import get_codes
 from chop.hardware.check.verify import Codes, checks, trace
 from chop.hardware.costs.devices import RESOURCES as COUNTED
 from chop.hardware.costs.devices import XC7, parse_device
-from chop.hardware.costs.estimate import ESTIMATED, design_usage
+from chop.hardware.costs.estimate import describe_estimate, design_usage
 from chop.hardware.costs.place import check_device, check_fits, place
 from chop.hardware.costs.synth import RESOURCES, synthesize
 from chop.hardware.design.dataflow import dataflow_svg
@@ -46,6 +46,7 @@ from chop.hardware.design.design import Design
 from chop.hardware.design.emit import emit as emit_design
 from chop.hardware.folds.fold import fold_for
 from chop.hardware.folds.foldable import Folding
+from chop.hardware.folds.limits import check_products, describe_unmet, unmet_fold
 from chop.hardware.folds.shrink import Verified, check_samples, verify_shrunk
 from chop.hardware.tools import VERSIONS, tool_path
 from chop.integer.compare import compare_outputs
@@ -156,7 +157,11 @@ def _emit(
             )
         if config.place:
             check_fits(planned, config.placed_on, has_multipliers)
+        size = check_products(planned, lowering.integer, config.fold, config.force)
+        unmet = unmet_fold(planned, lowering.integer, config.fold)
         codes = _write(planned, lowering, folder)
+    if size:
+        say(size)
     verified = _verified(config, planned, codes, lowering.rows, folder)
     design, simulations = verified.design, verified.verification
     project = describe_project(design)
@@ -176,16 +181,18 @@ def _emit(
     if config.wave:
         with display_step("tracing the first sample"):
             trace(folder, project, codes)
+    verification = [asdict(row) for row in simulations]
     result: dict[str, Any] = {
         "config": {**runs.as_json(config), "model": workload.name},
         "format": lowering.label,
         "interval": design.interval,
+        "unmet_fold": unmet,
         "samples": lowering.rows,
         "accuracy": dict(lowering.info["accuracy"]),
         "accuracy_interval_95": lowering.accuracy_intervals,
         "pytorch": compare_outputs(lowering.integer, lowering.quantized, lowering.batch),
-        "verification": [asdict(row) for row in simulations],
-        "timing": circuit_timing(design, asdict(simulations[0]), placement, config.clock_mhz),
+        "verification": verification,
+        "timing": circuit_timing(design, verification, placement, config.clock_mhz),
         "components": [part.row for part in design.netlist.instances],
         "resources": resources,
         "uncounted": uncounted,
@@ -254,6 +261,7 @@ def _depths(config: EmitConfig, planned: Design, verified: Verified) -> dict[str
         "depths": [{**asdict(fifo), "saved_bits": fifo.saved_bits} for fifo in verified.fifos],
         "kept_because": verified.reason,
         "estimated_for": named,
+        "family": family.title,
         "estimated": [{"resource": name, "planned": a, "kept": b} for name, a, b in rows],
     }
 
@@ -307,7 +315,8 @@ def _blocks(title: str, result: Mapping[str, Any], design: Design) -> list[Block
         blocks += [Table("Counted by Yosys", result["resources"], is_printed=False)]
     if result["device"]:
         blocks += [Heading(f"Estimated for {result['config']['device']}")]
-        blocks += [Note(ESTIMATED, is_printed=False), Table("Used by estimate", result["device"])]
+        estimated = describe_estimate(parse_device(result["config"]["device"]).family.title)
+        blocks += [Note(estimated), Table("Used by estimate", result["device"])]
     if result["placement"]:
         used = _utilization(result["placement"])
         blocks += [Heading("Placement"), Note(_placed_sentence(result["placement"]))]
@@ -321,7 +330,9 @@ def _placed_sentence(placement: Mapping[str, Any]) -> str:
     grade, path = placement["speed_grade"], placement["critical_path"]
     device = f"{placement['device']}, speed grade {grade}" if grade else placement["device"]
     clocks = ", ".join(f"{row['mhz']:.1f}" for row in placement["seeds"])
-    median = f", the median over seeds ({clocks} MHz)" if len(placement["seeds"]) > 1 else ""
+    count = len(placement["seeds"])
+    name = "lower of two" if count == 2 else "median over"
+    median = f", the {name} seeds ({clocks} MHz)" if count > 1 else ""
     tools = " and ".join(f"{tool} {number}" for tool, number in placement["tools"].items())
     sentence = (
         f"{placement['frequency_mhz']:.1f} MHz after routing on {device}{median}, "
@@ -408,6 +419,8 @@ def _warnings(result: Mapping[str, Any]) -> list[str]:
             f"The search for folds ran out of time for intervals of {shortest:,} to {longest:,} "
             "cycles: faster folds may exist."
         )
+    if result.get("unmet_fold"):
+        texts.append(describe_unmet(result["unmet_fold"]))
     measured, planned = result["verification"][0]["interval"], result["interval"]
     if measured is not None and measured > (1 + TOLERANCE) * planned:
         texts.append(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from chop.actions.emit.timing import latency_tile
-from chop.hardware.costs.estimate import ESTIMATED
+from chop.hardware.costs.estimate import describe_estimate
 from chop.hardware.design.connect import Link
 from chop.hardware.design.dataflow import Dataflow, build_dataflow
 from chop.hardware.design.design import Design
@@ -119,7 +119,8 @@ def fifo_blocks(result: Mapping[str, Any]) -> list[Block]:
     title = f"Estimated for {fifos['estimated_for']} with planned and final depths"
     estimated = Table(title, fifos["estimated"])
     depths = Table("Depths of FIFOs, in beats", rows, is_printed=False)
-    return [Heading("FIFOs"), Note(_shrunk_sentence(fifos)), depths, Note(ESTIMATED), estimated]
+    counted = Note(describe_estimate(fifos["family"]))
+    return [Heading("FIFOs"), Note(_shrunk_sentence(fifos)), depths, counted, estimated]
 
 
 def _shrunk_sentence(fifos: Mapping[str, Any]) -> str:

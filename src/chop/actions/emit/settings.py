@@ -20,10 +20,11 @@ class EmitConfig(LoweringConfig):
             fewer cycles need more multipliers. 0 chooses a fold with about 256 multipliers.
         device: FPGA to fit the circuit to. Among the designs that fit, the fastest is chosen,
             then the one with the fewest lookup tables. Choices: ice40-hx8k, ecp5-25, ecp5-45,
-            xc7a100t, ecp5-85, or resources such as lut=20000,dsp=40,bram=50. With dsp=0, products
-            use lookup tables, in Yosys too. Resources are estimates: lookup tables and flip-flops
-            are within 20 % in most compared designs. Default: with place and without fold the
-            device of place; else none, with one fold for all.
+            xc7a100t, ecp5-85, or resources such as lut=20000,dsp=40,bram=50, counted as those of
+            Xilinx 7 series. With dsp=0, products use lookup tables, in Yosys too. Resources are
+            estimates: lookup tables and flip-flops are within 20 % in most compared designs.
+            Default: with place and without fold the device of place; else none, with one fold for
+            all.
         samples: number of test rows to simulate. Each runs under every stall profile. Default: all.
         icarus_samples: number of these that Icarus also simulates; 0 for none.
         shrink_fifos: make FIFOs as short as the samples allow. Each gets the depth that it used
@@ -76,6 +77,22 @@ class EmitConfig(LoweringConfig):
             raise ConfigError("place_on: add place, or leave place_on out.")
         if self.place_seeds is not None and not self.place:
             raise ConfigError("place_seeds: add place, or leave place_seeds out.")
+        if self.place:
+            self._check_family()
+
+    def _check_family(self) -> None:
+        """Raises ConfigError if folds are chosen for one family and placed on another one."""
+        from chop.hardware.costs.devices import DEVICES, parse_device
+
+        if self.device is None or (placed := DEVICES.get(self.placed_on)) is None:
+            return
+        counted = parse_device(self.device).family.title
+        if counted != placed.family.title:
+            raise ConfigError(
+                f"place_on: the resources of device '{self.device}' are counted with the cost "
+                f"tables of {counted}, but {placed.name} is a {placed.family.title}: use --device "
+                f"{placed.name}."
+            )
 
     @property
     def torch_device(self) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from chop.hardware.design.design import Design
@@ -13,17 +13,21 @@ INTERVAL = "interval between two samples"
 
 
 def circuit_timing(
-    design: Design, simulated: Mapping[str, Any], placement: Mapping[str, Any], clock_mhz: float
+    design: Design,
+    simulations: Sequence[Mapping[str, Any]],
+    placement: Mapping[str, Any],
+    clock_mhz: float,
 ) -> dict[str, Any]:
     """Computes latency and interval of a circuit.
 
     Args:
         design: the circuit.
-        simulated: row of the verification without stalls.
+        simulations: rows of the verification, the first one without stalls.
         placement: placement in the result, empty if the circuit is not placed.
         clock_mhz: clock frequency for microseconds, if the circuit is not placed.
     """
     clock = float(placement["frequency_mhz"]) if placement else clock_mhz
+    simulated, *others = simulations
     cycles = {"latency": simulated["latency"], "interval": simulated["interval"]}
     cycles["interval"] = cycles["interval"] or design.interval
     return {
@@ -31,6 +35,11 @@ def circuit_timing(
         "is_placed": bool(placement),
         "latency_cycles": cycles["latency"],
         "planned_latency_cycles": design.connections.schedule.latency(design.netlist),
+        "stalled_latency_cycles": {
+            row["profile"]: row["latency"]
+            for row in others
+            if row["simulator"] == simulated["simulator"]
+        },
         "interval_cycles": cycles["interval"],
         "planned_interval_cycles": design.interval,
         "latency_us": cycles["latency"] / clock,
@@ -47,7 +56,7 @@ def _clock_text(timing: Mapping[str, Any]) -> str:
 
 def timing_blocks(timing: Mapping[str, Any]) -> list[Block]:
     """Returns the table of latency and interval with its heading."""
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "time": name,
             "cycles": Cell.of(timing[f"{key}_cycles"], ",.6g"),
@@ -55,6 +64,15 @@ def timing_blocks(timing: Mapping[str, Any]) -> list[Block]:
             "microseconds": Cell.of(timing[f"{key}_us"], ",.4g"),
         }
         for key, name in (("latency", LATENCY), ("interval", INTERVAL))
+    ]
+    rows[1:1] = [
+        {
+            "time": f"latency, stalls: {profile.replace('_', ' ')}",
+            "cycles": Cell.of(cycles, ","),
+            "planned cycles": None,
+            "microseconds": Cell.of(cycles / timing["clock_mhz"], ",.4g"),
+        }
+        for profile, cycles in timing["stalled_latency_cycles"].items()
     ]
     return [Heading("Timing"), Table(f"Timing at {_clock_text(timing)}", rows), _note(timing)]
 

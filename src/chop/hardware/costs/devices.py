@@ -62,6 +62,7 @@ class Family:
             product built from lookup tables, see `soft_parts`.
         absorbs_words: block memories include the output register, see
             `chop.hardware.folds.absorb`.
+        title: name of the family.
     """
 
     dsp_width: int
@@ -76,6 +77,7 @@ class Family:
     added: float
     soft_gates: float
     absorbs_words: bool
+    title: str
 
     @property
     def has_multipliers(self) -> bool:
@@ -96,6 +98,7 @@ XC7 = Family(
     0.5,
     0.5,
     False,
+    "Xilinx 7 series",
 )
 """Xilinx 7 series, with block memories of 18 Kbit."""
 ECP5 = Family(
@@ -111,6 +114,7 @@ ECP5 = Family(
     0.0,
     1.0,
     True,
+    "Lattice ECP5",
 )
 ICE40 = Family(
     0,
@@ -125,6 +129,7 @@ ICE40 = Family(
     0.0,
     1.0,
     False,
+    "Lattice iCE40",
 )
 """Lattice HX and LP, which have no multipliers."""
 

@@ -32,6 +32,11 @@ WEIGHTS = "WEIGHT_FILE"
 """Parameter of the memory whose words are factors of multipliers."""
 
 
+def describe_estimate(family: str) -> str:
+    """Returns the footnote of estimates, with the family that they are counted for."""
+    return f"Counted with the cost tables of {family}. {ESTIMATED}"
+
+
 class Usage(NamedTuple):
     """Resource counts, named as in `chop.hardware.costs.devices`."""
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from chop.hardware.design.components import get_component
 from chop.hardware.design.netlist import Instance, Netlist
 from chop.hardware.design.stream import Stream
 
@@ -25,6 +26,15 @@ SKID_BEATS = 2
 """Beats in a skid buffer."""
 LINK_CYCLES = 6
 """Cycles from a component's output to the next one's input: converter, buffer and a margin."""
+SKID_CYCLES = 1
+"""Cycles of a skid buffer."""
+LARGE_FIFO = 50
+"""Depth from which `chop_fifo` has a second output register."""
+
+
+def buffer_cycles(depth: int) -> int:
+    """Returns the cycles from the input of a skid buffer or `chop_fifo` to its output."""
+    return SKID_CYCLES if depth <= SKID_BEATS else 2 + (depth >= LARGE_FIFO)
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,10 +53,23 @@ class Schedule:
     interval: int
 
     def latency(self, netlist: Netlist) -> int:
-        """Returns the cycles from the first input code of a sample to its last output code."""
-        signals = [port.wire.signal for port in netlist.outputs]
-        ends = [float(self.times[signal][-1]) for signal in signals if signal in self.times]
-        return math.ceil(max(ends, default=0.0) * self.interval)
+        """Returns the cycles from the first input code to the last output code in an empty circuit.
+
+        A beat of each input arrives in every cycle, as a single sample is sent.
+        """
+        times = {p.wire.signal: torch.arange(p.wire.stream.beats) for p in netlist.inputs}
+        for instance in netlist.instances:
+            rows = instance.inputs, instance.plan.lanes, self.depths[instance.name]
+            arrivals = [
+                _through(times[wire.signal], wire.stream, lanes, depth)
+                if wire.signal in times
+                else None
+                for wire, lanes, depth in zip(*rows, strict=True)
+            ]
+            if any(arrival is not None for arrival in arrivals):
+                times[instance.name] = _first_leaves(instance, arrivals)
+        ends = [times[p.wire.signal] for p in netlist.outputs if p.wire.signal in times]
+        return max((int(end[-1]) + 1 + SKID_CYCLES for end in ends), default=0)
 
 
 def schedule(netlist: Netlist) -> Schedule:
@@ -93,6 +116,31 @@ def _at_lanes(times: Tensor, stream: Stream, lanes: int) -> Tensor:
     return times[last // stream.lanes]
 
 
+def _through(times: Tensor, stream: Stream, lanes: int, depth: int) -> Tensor:
+    """Returns the cycles in which beats leave the converter and the buffer ahead of an input."""
+    common = math.gcd(stream.lanes, lanes)
+    cycles = (common != stream.lanes) + (common != lanes) + buffer_cycles(depth)
+    arrival = _at_lanes(times, stream, lanes)
+    return _paced(arrival, torch.arange(len(arrival))) + cycles
+
+
+def _ready(arrivals: Sequence[Tensor | None], needs: Sequence[Tensor]) -> Tensor:
+    """Returns the times at which all inputs of each output beat have arrived."""
+    given = [a[n] for a, n in zip(arrivals, needs, strict=True) if a is not None]
+    return torch.stack(given).amax(0)
+
+
+def _paced(ready: Tensor, steps: Tensor) -> Tensor:
+    """Returns the times of beats that leave when ready, and at least a step after the one before.
+
+    Args:
+        ready: earliest times.
+        steps: sums of the steps up to each beat.
+    """
+    paced: Tensor = (ready - steps).cummax(0).values + steps
+    return paced
+
+
 def _needs(instance: Instance, k: int) -> Tensor:
     """Returns the last beat of input `k` that each output beat needs, int64 (output beats,)."""
     plan = instance.plan
@@ -110,15 +158,44 @@ def _leaves(
     instance: Instance, arrivals: Sequence[Tensor | None], needs: Sequence[Tensor], interval: int
 ) -> Tensor:
     """Returns the output times of a component's beats, without its latency."""
-    given = [a[n] for a, n in zip(arrivals, needs, strict=True) if a is not None]
-    ready = torch.stack(given).amax(0)
+    ready = _ready(arrivals, needs)
     pace = instance.plan.cycles / len(ready) / interval
     steps = torch.arange(2 * len(ready)).double() * min(pace, 1 / len(ready))
     # The second of two samples is scheduled: the first one may still be leaving when it arrives.
     both = torch.cat([ready - 1, ready])
-    # Beat i leaves when it is ready, and at least one pace after beat i - 1.
-    paced: Tensor = (both - steps).cummax(0).values + steps
-    return paced[len(ready) :]
+    return _paced(both, steps)[len(ready) :]
+
+
+def _first_leaves(instance: Instance, arrivals: Sequence[Tensor | None]) -> Tensor:
+    """Returns the output cycles of the first sample in a component."""
+    plan, beats = instance.plan, instance.plan.out.beats
+    pace = torch.arange(beats) * plan.cycles // beats
+    if plan.needs:
+        # Outputs do not spread over the cycles of the component: a selection can end early.
+        pace = torch.arange(beats)
+        most = max(beats, *(len(arrival) for arrival in arrivals if arrival is not None))
+        arrivals = [
+            None if a is None else _paced(a, torch.arange(len(a)) * plan.cycles // most)
+            for a in arrivals
+        ]
+    ready = _ready(arrivals, [_first_needs(instance, k) for k in range(len(arrivals))])
+    return _paced(ready, pace) + plan.latency
+
+
+def _first_needs(instance: Instance, k: int) -> Tensor:
+    """Returns the same as `_needs`, exact for operators that take in whole rows.
+
+    FIFO depths, which files of earlier circuits contain, come from the evenly spread ones.
+    """
+    plan = instance.plan
+    hold = plan.holds[k] if plan.holds and not plan.needs else 0.0
+    row = get_component(type(instance.site.operator)) if instance.site else None
+    if not 0 < hold < 1 or row is None or row.spatial:
+        return _needs(instance, k)
+    rows = round(1 / hold)
+    beats = instance.inputs[k].stream.size // plan.lanes[k]
+    number = torch.arange(plan.out.beats) * rows // plan.out.beats
+    return (number + 1) * beats // rows - 1
 
 
 def _depth(arrival: Tensor | None, need: Tensor, leaves: Tensor) -> int:
