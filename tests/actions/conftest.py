@@ -9,7 +9,7 @@ from tests.run_files import file_rows, recorded
 
 TOY = "search toy"
 """A job that tests define."""
-JOBS = ("bench", "compress", "emit", "evaluate", "export", "lower", "search", "shard", "sweep")
+JOBS = ("bench", "compress", "emit", "evaluate", "export", "lower", "prune", "search", "shard", "sweep")
 
 
 @pytest.fixture(scope="session", name="_seen", autouse=True)

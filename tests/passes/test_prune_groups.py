@@ -15,6 +15,7 @@ from transformers import (
 )
 
 from chop import MaseGraph, passes
+from chop.errors import ConfigError
 
 from .conftest import with_metadata
 
@@ -129,3 +130,38 @@ def test_what_keeps_its_heads_is_told_why(make, reason):
     _, _, info = pruned(make())
     assert info["hidden"] == 0 and len(info["skipped"]) == 2
     assert all(reason in text for text in info["skipped"].values())
+
+
+def test_channels_and_heads_by_activations_leave_a_folder_that_transformers_loads(tmp_path):
+    torch.manual_seed(0)
+    mg = with_metadata(MaseGraph(llama(2).eval(), dummy_in=BATCH))
+    weight = {"sparsity": 0.5, "method": "activation"}
+    small, _ = passes.prune_transform_pass(
+        mg,
+        {
+            "weight": {**weight, "granularity": "channel"},
+            "include": [".*(gate|up)_proj"],
+            "batches": [BATCH],
+        },
+    )
+    small, _ = passes.prune_transform_pass(
+        small, {"weight": {**weight, "granularity": "head"}, "batches": [BATCH]}
+    )
+    assert mg.model.record.config.intermediate_size == 24
+    small.save_pretrained(tmp_path)
+    again = LlamaForCausalLM.from_pretrained(tmp_path).eval()
+    assert again.config.intermediate_size == 12 and again.config.num_key_value_heads == 1
+    torch.testing.assert_close(again(**BATCH).logits, small.model(**BATCH).logits)
+
+
+def test_only_units_have_activations():
+    with pytest.raises(ConfigError, match="choose granularity 'channel' or 'head'"):
+        passes.prune_transform_pass(
+            MaseGraph(llama(2).eval(), dummy_in=BATCH),
+            {"weight": {"sparsity": 0.5, "method": "activation"}, "batches": [BATCH]},
+        )
+    with pytest.raises(ConfigError, match="pass 'batches'"):
+        passes.prune_transform_pass(
+            MaseGraph(llama(2).eval(), dummy_in=BATCH),
+            {"weight": {"sparsity": 0.5, "method": "activation", "granularity": "head"}},
+        )

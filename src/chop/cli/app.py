@@ -16,6 +16,7 @@ from chop.cli.emit import EMIT
 from chop.cli.evaluate import EVALUATE
 from chop.cli.export import EXPORT
 from chop.cli.lower import LOWER
+from chop.cli.prune import PRUNE
 from chop.cli.report import REPORT
 from chop.cli.search import search_app
 from chop.cli.shard import SHARD
@@ -27,7 +28,6 @@ ELSEWHERE = {
         ("quantize", "quantise", "ptq", "qat"),
         "chop compress quantizes a model; chop sweep quantize plots accuracy against bit width.",
     ),
-    "prune": "chop sweep prune plots sparsity; passes.prune_transform_pass prunes in Python.",
     **dict.fromkeys(
         ("train", "finetune", "fine-tune"),
         "chop compress trains in a format (--qat-epochs); chop.train.fit trains in Python.",
@@ -56,6 +56,7 @@ class Commands(CommandGroup):
         "evaluate": EVALUATE,
         "export": EXPORT,
         "lower": LOWER,
+        "prune": PRUNE,
         "report": REPORT,
         "shard": SHARD,
         "ui": UI,

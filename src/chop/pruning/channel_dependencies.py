@@ -73,6 +73,7 @@ class ChannelTrace:
         cuts: cuts of modules.
         places: nodes whose results have the units, with their positions.
         sizes: nodes with the length of a dimension as an argument, and the dimension.
+        readers: inputs of layers that sum over the units, with the unit positions.
         met: for nodes that join several tensors, the unit positions in tensors that were reached.
         awaited: for the same nodes, all tensors that need to have the units.
     """
@@ -83,6 +84,7 @@ class ChannelTrace:
     cuts: list[_Cut] = field(default_factory=list)
     places: list[tuple[fx.Node, UnitDim]] = field(default_factory=list)
     sizes: list[tuple[fx.Node, int]] = field(default_factory=list)
+    readers: list[tuple[fx.Node, UnitDim]] = field(default_factory=list)
     met: dict[fx.Node, dict[fx.Node, UnitDim]] = field(default_factory=dict)
     awaited: dict[fx.Node, tuple[fx.Node, ...]] = field(default_factory=dict)
 
@@ -140,6 +142,8 @@ class ChannelTrace:
         """Records the cut of a node. Returns the unit position in its result, or None."""
         if after.parameters:
             self.cut(node, after.parameters, after.sizes, place.run)
+            if self.mg.operator(node).is_product:
+                self.readers.append((source, place))
         if after.aligned:
             assert after.place is not None
             return self.meet(node, source, after.place, after.aligned)

@@ -43,7 +43,7 @@ def gather_score_inputs(
     generator = torch.Generator().manual_seed(seed)
     score_inputs = {path: ScoreInputs(generator) for path in users}
     needs = SCORES[method].needs
-    if needs is None:
+    if needs in (None, "units"):
         return score_inputs
     with preserve_state(mg.model):
         mg.model.eval()

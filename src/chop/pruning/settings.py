@@ -43,6 +43,11 @@ class WeightPruning:
                 f"{where}.method: '{self.method}': {did_you_mean(self.method, SCORES)}"
             )
         pattern = Granularity.parse(self.granularity)
+        if SCORES[self.method].needs == "units" and not pattern.is_structured:
+            raise ConfigError(
+                f"{where}: method '{self.method}' ranks channels and heads, got granularity "
+                f"'{self.granularity}'; choose granularity 'channel' or 'head', or method 'wanda'."
+            )
         if self.sparsity is None and not pattern.group:
             raise ConfigError(f"{where}: missing key 'sparsity'.")
         check_fields(self, where)

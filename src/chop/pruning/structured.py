@@ -13,7 +13,7 @@ from chop.base.reach import reached
 from chop.errors import ConfigError
 from chop.ir.annotate import annotate
 from chop.ir.graph import MaseGraph, node_metadata
-from chop.ir.graph.to_module import HEAD_COUNTS
+from chop.ir.graph.to_module import HEAD_COUNTS, MLP_WIDTH
 from chop.ir.layers import Layer
 from chop.ir.ops.dimensions import attention
 from chop.ir.ops.row import BlockedError, Shape
@@ -25,6 +25,7 @@ from chop.pruning.channel_dependencies import ChannelTrace
 from chop.pruning.layers import choose, prunable_layers
 from chop.pruning.saliency import compute_scores, gather_score_inputs
 from chop.pruning.settings import PruneConfig, WeightPruning
+from chop.pruning.unit_norms import gather_unit_norms
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +64,9 @@ def prune_structured(mg: MaseGraph, config: PruneConfig, settings: WeightPruning
     groups, skipped = _groups(mg, config, settings)
     users = {source.path: [source] for group in groups for source in group.sources}
     score_inputs = gather_score_inputs(mg, users, settings.method, settings.seed, config.batches)
+    if SCORES[settings.method].needs == "units":
+        traced = [(group.trace, group.sources) for group in groups]
+        gather_unit_norms(mg, traced, score_inputs, config.batches)
     scores = [_unit_scores(group, SCORES[settings.method], score_inputs) for group in groups]
     removed = _lowest_units(groups, scores, settings)
     before = _parameters(mg)
@@ -72,6 +76,8 @@ def prune_structured(mg: MaseGraph, config: PruneConfig, settings: WeightPruning
         group.trace.apply((~gone).nonzero()[:, 0].cpu())
     if settings.granularity == "head":
         _note_heads(mg, groups, removed)
+    else:
+        _note_width(mg, groups, removed)
     if groups and has_metadata:
         annotate(mg, example_inputs)
     total, count = sum(map(len, removed)), sum(int(gone.sum()) for gone in removed)
@@ -106,6 +112,15 @@ def _note_heads(mg: MaseGraph, groups: Sequence[Group], removed: Sequence[Tensor
             heads // before * remaining,
             remaining,
         )
+
+
+def _note_width(mg: MaseGraph, groups: Sequence[Group], removed: Sequence[Tensor]) -> None:
+    """Updates the MLP width of the configuration, if one width applies to all layers."""
+    config: Any = mg.model.record.config
+    layers, width = (getattr(config, name, None) for name in ("num_hidden_layers", MLP_WIDTH))
+    counts = [len(gone) - int(gone.sum()) for gone in removed if len(gone) == width]
+    if len(set(counts)) == 1 and len(counts) == layers:
+        setattr(config, MLP_WIDTH, counts[0])
 
 
 def _parameters(mg: MaseGraph) -> int:

@@ -39,7 +39,7 @@ def write_processor(mg: MaseGraph, config: WorkloadConfig, results: Path) -> str
     if transformers is None or not isinstance(known, transformers.PreTrainedConfig):
         return f"{mg.model.record.class_name} is not a Hugging Face model"
     try:
-        processor = _processor(config)
+        processor = load_processor(config)
         if processor is not None:
             with atomic_files(results / MADE, "model") as fresh:
                 processor.save_pretrained(fresh)
@@ -93,11 +93,11 @@ def write_folder(
         folder: destination.
         max_shard_size: maximum size of a weight file, which is in memory while it is written.
     """
-    processor = None if config is None else _processor(config)
+    processor = None if config is None else load_processor(config)
     mg.save_pretrained(folder, processor, max_shard_size)
 
 
-def _processor(config: WorkloadConfig) -> Any:
+def load_processor(config: WorkloadConfig) -> Any:
     """Returns the model's tokenizer or processor; None if it has none."""
     if builtin_model(config.model) or is_own(config.model):
         return None

@@ -168,7 +168,7 @@ def _check_methods(config: PruneSweepConfig, workload: Workload) -> None:
     """Raises ConfigError if a method needs a loss that pruning does not support."""
     needy = [name for name in config.methods if SCORES[name].needs == "gradients"]
     if needy and workload.task.name != "classification":
-        others = (name for name, score in SCORES.items() if score.needs != "gradients")
+        others = (name for name, score in SCORES.items() if score.needs in (None, "inputs"))
         raise ConfigError(
             f"methods: {', '.join(needy)} needs a classifier, and the task is "
             f"'{workload.task.name}'. Choose among {', '.join(others)}."

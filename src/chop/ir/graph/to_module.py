@@ -35,6 +35,8 @@ from chop.private.modules import own_parameters
 
 HEAD_COUNTS = ("num_attention_heads", "num_key_value_heads", "head_dim")
 """Configuration fields with head counts, which pruning of whole heads changes."""
+MLP_WIDTH = "intermediate_size"
+"""Configuration field with the MLP width, which pruning of channels changes."""
 
 
 def to_module(
@@ -76,7 +78,7 @@ def to_module(
         called = {str(x.target) for x in captured.graph.nodes if x.op == "call_module"}
         pack_uncalled(model, called)
         settle_ties(model)
-    for name in HEAD_COUNTS:
+    for name in (*HEAD_COUNTS, MLP_WIDTH):
         count = getattr(captured.record.config, name, None)
         # Some configurations compute one of them from the others.
         if count is not None and getattr(model.config, name, count) != count:

@@ -22,6 +22,11 @@ def unchanged(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
     return RuleResult(place)
 
 
+def typed(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
+    """Cast to the type of another tensor: dimensions stay, and the other's units end."""
+    return RuleResult(place if call.node.args[0] is source else None)
+
+
 def arithmetic(call: Call, source: fx.Node, place: UnitDim) -> RuleResult:
     """Arithmetic: units stay if the other operand is a number or is constant along their dimension.
 

@@ -282,9 +282,10 @@ TABLE: tuple[Operator, ...] = (
     *_rows("transpose", layout="permuted", follow=d.transposed),
     *_all(
         {"layout": "cast", "follow": d.unchanged},
-        *_rows("to type type_as half bfloat16", homes=(Tensor,)),
+        *_rows("to type half bfloat16", homes=(Tensor,)),
         _row("float", homes=(Tensor,), methods=("float", "double")),
     ),
+    *_rows("type_as", homes=(Tensor,), layout="cast", follow=d.typed),
 )
 
 _BY_CALL: dict[Any, Operator] = {}

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Need = Literal["gradients", "inputs"]
+Need = Literal["gradients", "inputs", "units"]
 
 
 @dataclass
@@ -21,11 +21,15 @@ class ScoreInputs:
         saliency: sum over batches of weight * dLoss/dweight, shape of the weight.
         input_norms: Euclidean norm of the input that each weight multiplies, over all rows of all
             batches; broadcasts to the weight's shape.
+        unit_norms: for each output, the norm of its unit (a channel, a head) where the next layers
+            read it, summed over all rows of all batches and divided by the output's number of
+            weights; broadcasts to the weight's shape.
     """
 
     generator: torch.Generator
     saliency: Tensor | None = None
     input_norms: Tensor | None = None
+    unit_norms: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -108,3 +112,13 @@ def wanda(weight: Tensor, score_inputs: ScoreInputs) -> Tensor:
     """
     assert score_inputs.input_norms is not None
     return weight.abs() * score_inputs.input_norms
+
+
+@score("activation", needs="units")
+def activation(weight: Tensor, score_inputs: ScoreInputs) -> Tensor:
+    """Returns the activation of each output's unit, in equal parts for the output's weights.
+
+    Source: Muralidharan et al. 2024, arXiv:2407.14679, section 2.2.
+    """
+    assert score_inputs.unit_norms is not None
+    return score_inputs.unit_norms.expand(weight.shape)

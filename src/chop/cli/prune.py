@@ -1,0 +1,31 @@
+"""`chop prune`."""
+
+from __future__ import annotations
+
+from chop.cli.command import Command, deferred
+
+HELP = """Prune a language model to fewer layers, narrower MLPs and fewer heads.
+
+[bold]Examples[/]
+
+  chop prune gpt-tiny --mlp-width 192
+
+  chop prune ./my-llama --dataset ./texts.txt --layers 24
+
+  chop prune ./my-llama --dataset ./texts.txt --mlp-width 4096 --kv-heads 4
+
+Layers with the lowest block influence (1 - cosine of input and output) are removed first. Then each
+layer loses the MLP channels and the key-value heads, with their query heads, that have the smallest
+activations on training rows. The result is a model of the same class with a smaller configuration.
+A pruned model usually needs further training.
+
+[bold]Output[/] in --out: model (a folder that transformers loads without chop), table.md,
+result.json, manifest.json. chop sweep prune plots accuracy against sparsity of single weights.
+"""
+
+PRUNE = Command(
+    deferred("chop.actions.prune.job:prune"),
+    "chop.actions.prune.settings:PruneDecoderConfig",
+    HELP,
+    arguments=("model",),
+)
