@@ -68,7 +68,9 @@ def test_the_checkpoint_is_read_in_a_new_process(compressed, site):
     code = f"from chop import MaseGraph; print({read}.modules)"
     assert "int_group(width=" in run("-c", code, site=site).stdout
     failed = run("-c", code)
-    assert "is of the package mypkg 0.3, which is not installed: pip install mypkg" in failed.stderr
+    assert (
+        "is from the package mypkg 0.3, which is not installed: pip install mypkg" in failed.stderr
+    )
     assert "CheckpointError" in failed.stderr
 
 

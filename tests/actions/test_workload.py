@@ -410,7 +410,7 @@ def test_settings_of_tasks_are_checked(settings, message):
     [
         ("rows.csv", {}, "its columns are 'body', 'mood', 'id'; .*--label-column"),
         ("rows.csv", {"label_column": "mood", "text_column": "bdy"}, "--text-column"),
-        ("rows.xlsx", {}, r"rows.xlsx': expected one of .csv.*, a folder of pictures [^;]*\.$"),
+        ("rows.xlsx", {}, r"rows.xlsx': expected one of .csv.*, a folder of images [^;]*\.$"),
         (
             "rows.npz",
             {},

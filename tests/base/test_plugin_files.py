@@ -27,7 +27,7 @@ def test_files_with_a_name_alone_say_which_package_it_is_of(install, monkeypatch
         monkeypatch.setattr(
             plugin_files, "_installed_version", lambda name, version=version: version
         )
-        expected = f"^study 'a': the sampler 'climb' is of the package {told}"
+        expected = f"^study 'a': the sampler 'climb' is from the package {told}"
         with (
             pytest.raises(PluginError, match=expected),
             plugin_files.naming_packages(record, "study 'a'"),
@@ -49,7 +49,7 @@ def test_a_format_of_another_version(install):
     with pytest.raises(PluginError, match=told):
         parse_format({**stored, "depth": 3})
     renamed = {**stored, "name": "even"}
-    told = "'even' is of the package mypkg 0.3, and mypkg 0.4 is installed and has none of that"
+    told = "'even' is from the package mypkg 0.3, and mypkg 0.4 is installed and has none of that"
     with pytest.raises(PluginError, match=told):
         parse_format(renamed)
     same = {**stored, "package": "mypkg 0.4"}

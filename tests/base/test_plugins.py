@@ -280,7 +280,7 @@ def test_an_operator_of_a_package(install, tmp_path, monkeypatch):
             graph.export(tmp_path / name)
             read = MaseGraph.from_checkpoint(tmp_path / name)
             assert torch.equal(read.model(x), graph.model(x)), name
-        missing = "operator '.*Scaled' is of the package mypkg 0.3, .*: pip install mypkg"
+        missing = "operator '.*Scaled' is from the package mypkg 0.3, .*: pip install mypkg"
         unregister("scaled")
         monkeypatch.setattr(plugins.registry, "entry_points", lambda group: {})
         monkeypatch.setattr(plugin_files, "_installed_version", lambda name: None)

@@ -123,7 +123,7 @@ def test_other_columns_are_described_by_what_they_hold():
     two = vectors.add_column("w", [[1.0]] * 4)
     numbers = Dataset.from_dict({"v": [1.0, 2.0], "label": [0, 1]})
     for odd in (two, numbers):
-        with pytest.raises(ConfigError, match="column of text, of pictures, or one of vectors"):
+        with pytest.raises(ConfigError, match="column of text, of images, or one of vectors"):
             describe_dataset("mine", DatasetDict(train=odd))
 
 

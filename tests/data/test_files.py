@@ -112,7 +112,7 @@ def test_a_folder_that_is_a_pattern_is_refused(name, tmp_path):
     for each in ("data1", name):
         (tmp_path / each).mkdir(parents=True)
         (tmp_path / each / "train.csv").write_text(HEADER + LINES)
-    with pytest.raises(ConfigError, match="which match other folders too; rename it"):
+    with pytest.raises(ConfigError, match="which also match other folders; rename it"):
         load_dataset(tmp_path / name)
 
 
@@ -149,7 +149,7 @@ def test_pictures_without_classes_are_refused(folders, tmp_path):
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
     for number in range(5):
         Image.new("L", (4, 4)).save(tmp_path / folders[0] / f"{number}.png")
-    with pytest.raises(ConfigError, match="less than two classes of pictures"):
+    with pytest.raises(ConfigError, match="less than two classes of images"):
         load_dataset(tmp_path)
 
 

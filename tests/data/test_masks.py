@@ -129,7 +129,7 @@ def test_classes_that_count_from_1(tmp_path):
 def test_what_is_wrong_is_one_sentence(tmp_path):
     write(tmp_path / "a", ("images", "masks"))
     (tmp_path / "a/masks/3.png").unlink()
-    with pytest.raises(ConfigError, match=r"names differ \('3'\)\. Each picture needs a"):
+    with pytest.raises(ConfigError, match=r"names differ \('3'\)\. Each image needs a"):
         load_dataset(tmp_path / "a")
     write(tmp_path / "b", ("images", "masks"))
     for i in range(5):
@@ -142,11 +142,11 @@ def test_what_is_wrong_is_one_sentence(tmp_path):
         get_rows(load_dataset(tmp_path / "c"))
     write(tmp_path / "d", ("images", "masks"))
     save(tmp_path / "d/masks/2.png", np.zeros((4, 4), np.uint8))
-    with pytest.raises(ConfigError, match="has 4 x 4 pixels and its picture 8 x 6; expected"):
+    with pytest.raises(ConfigError, match="has 4 x 4 pixels and its image 8 x 6; expected"):
         get_rows(load_dataset(tmp_path / "d"))
     write(tmp_path / "e", ("images", "masks"))
     save(tmp_path / "e/images/2.bmp", drawn(1)[0][0])
-    with pytest.raises(ConfigError, match="have the same name; expected one picture"):
+    with pytest.raises(ConfigError, match="have the same name; expected one image"):
         load_dataset(tmp_path / "e")
     write(tmp_path / "f", ("images", "masks"))
     (tmp_path / "f/masks/2.png").write_bytes(b"no picture")

@@ -49,16 +49,16 @@ BROKEN = {
 @pytest.mark.parametrize("name", ["a/0.png", "b/11.png"])
 def test_one_broken_picture_is_named(kind, name, folder):
     (folder / name).write_bytes(BROKEN[kind])
-    with pytest.raises(ConfigError, match=f"picture '.*{name}' cannot be read: .*remove it"):
+    with pytest.raises(ConfigError, match=f"image '.*{name}' cannot be read: .*remove it"):
         read_all(folder)
 
 
 @pytest.mark.parametrize(
     "value, told",
     [
-        (None, "a row of the data has no picture"),
-        ({"path": None, "bytes": b"text"}, "a picture of 4 bytes cannot be read: its format"),
-        ({"path": "x.png", "bytes": b"text"}, "picture 'x.png' cannot be read: its format"),
+        (None, "a row of the data has no image"),
+        ({"path": None, "bytes": b"text"}, "an image of 4 bytes cannot be read: its format"),
+        ({"path": "x.png", "bytes": b"text"}, "image 'x.png' cannot be read: its format"),
     ],
 )
 def test_one_without_a_file_is_told_too(value, told):

@@ -148,7 +148,7 @@ def test_the_check_leaves_buffers_that_the_model_writes_as_they_were():
     ("case", "expected"),
     [
         ("weights", "the same model on all processes, but 'weight' differs between"),
-        ("plans", "the same plan on all processes, but those of 0 and 1 differ"),
+        ("plans", "the same plan on all processes, but the plans of 0 and 1 differ"),
     ],
 )
 def test_processes_with_other_weights_or_plans_are_refused(case: str, expected: str):

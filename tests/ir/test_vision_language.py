@@ -165,7 +165,7 @@ SETTINGS = {"formats": ("mxint:width=8",), "max_drop": 1.0, "bench_seconds": 0}
 def test_training_on_pictures_in_texts_is_refused_at_once(tmp_path):
     model, batch = _model_and_batch("smolvlm")
     rows = {**batch, "labels": batch["input_ids"]}
-    with pytest.raises(ConfigError, match="training on texts with pictures is not supported"):
+    with pytest.raises(ConfigError, match="training on texts with images is not supported"):
         chop.compress(model, rows, rows, out=tmp_path / "out", task="causal-lm", **SETTINGS)
     assert not (tmp_path / "out" / "model.pt").exists()
 
@@ -177,7 +177,7 @@ def test_compress_leaves_the_tower_float_and_says_so(has_pictures, tmp_path, cap
     ids = torch.randint(3, 99, (16, 9), generator=torch.Generator().manual_seed(1))
     rows = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     settings = {**SETTINGS, "method": ("gptq",), "qat_epochs": 0, "keep_best": True}
-    match = "The rows have no pictures: model.vision_model, model.connector stay in float"
+    match = "The rows have no images: model.vision_model, model.connector stay in float"
     if has_pictures:
         rows = {name: x.repeat(3, *[1] * (x.dim() - 1)) for name, x in batch.items()}
         settings |= {"skip_vision": True}
@@ -206,7 +206,7 @@ def test_a_batch_of_texts_with_pictures_is_refused():
     rows = SimpleNamespace(columns={"input_ids": 0, "pixel_values": 0})
     check_batch(rows, 1)
     check_batch(SimpleNamespace(columns={"pixel_values": 0}), 16)
-    with pytest.raises(ConfigError, match="one text with pictures at a time"):
+    with pytest.raises(ConfigError, match="one text with images at a time"):
         check_batch(rows, 16)
 
 

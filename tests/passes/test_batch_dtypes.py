@@ -95,7 +95,9 @@ def test_what_the_graph_takes_is_not_converted(dtype):
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool], ids=str)
 def test_integers_for_floats_are_refused(dtype):
     kind = str(dtype).removeprefix("torch.")
-    with pytest.raises(GuardError, match=rf"batch 1: captured for x of float32, got {kind}; conv"):
+    with pytest.raises(
+        GuardError, match=rf"batch 1: the graph was captured for x of float32, got {kind}; conv"
+    ):
         gptq(graph(), [{"x": rows()}, {"x": rows().to(dtype)}])
 
 

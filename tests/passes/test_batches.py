@@ -180,11 +180,17 @@ PASSES = {
     ),
 }
 REFUSED = {
-    "another branch": (batch(8), "batch 1: captured for x.shape"),
-    "an argument": ({**batch(), "scale": 2.0}, "batch 1: captured without scale"),
-    "a mask": ({**batch(), "mask": torch.zeros(2, 5, 1)}, "batch 1: captured without mask"),
-    "a rank": ({"x": torch.randn(2, 4)}, "batch 1: captured for x as a tensor with 3 dimensions"),
-    "nothing": ({}, "batch 1: captured with the inputs x, got no x"),
+    "another branch": (batch(8), "batch 1: the graph was captured for x.shape"),
+    "an argument": ({**batch(), "scale": 2.0}, "batch 1: the graph was captured without scale"),
+    "a mask": (
+        {**batch(), "mask": torch.zeros(2, 5, 1)},
+        "batch 1: the graph was captured without mask",
+    ),
+    "a rank": (
+        {"x": torch.randn(2, 4)},
+        "batch 1: the graph was captured for x as a tensor with 3 dimensions",
+    ),
+    "nothing": ({}, "batch 1: the graph was captured with the inputs x, got no x"),
 }
 
 

@@ -122,7 +122,7 @@ def test_adapters_that_are_there_are_replaced(tmp_path):
 
     few, _ = passes.insert_lora_adapter_transform_pass(mg, {"target_modules": ["query"]})
     passes.save_lora_adapter_interface_pass(few, tmp_path / "few")
-    with pytest.raises(GraphError, match="has an adapter on 'bert.*' and .* has none for it"):
+    with pytest.raises(GraphError, match="has an adapter on 'bert.*' and .* does not"):
         passes.load_lora_adapter_interface_pass(first, tmp_path / "few")
 
 

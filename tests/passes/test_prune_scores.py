@@ -146,7 +146,7 @@ def test_old_masks_stay(mg, batches, method):
 def test_missing_data_is_explained(mg, batches):
     for batch in batches:
         del batch["labels"]
-    with pytest.raises(ConfigError, match="needs a loss: pass batches 'labels'"):
+    with pytest.raises(ConfigError, match="needs a loss. Add 'labels' to the batches"):
         prune(mg, batches, method="movement")
 
 

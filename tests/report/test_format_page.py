@@ -85,7 +85,7 @@ class Thirds(Groups):
         (Integer(8, 4, floor=True).layout(), "not symmetric, floor); floor"),
         (Layout(Sign(True, False), Thirds(3), PowerOfFour(-128, 8)), "Four(lowest -128, width 8) "),
         (Layout(Sign(True, False), Thirds(3), PowerOfFour(-128, 8)), " per Thirds(parts 3); near"),
-        (None, "a rounding of its own"),
+        (None, "custom rounding"),
     ],
 )
 def test_what_a_layout_is_made_of(layout, text):

@@ -127,7 +127,7 @@ def test_splits_may_be_of_any_kind():
         ((TX,), "inputs first and labels last, got 1"),
         ([1, 2], "expected each row to be a mapping or .* got int"),
         (3, "expected rows as a data set, a DataLoader, .* got int"),
-        ([(Image.new("L", (4, 4)), 1)], "got a picture, which ToTensor"),
+        ([(Image.new("L", (4, 4)), 1)], "got an image, which ToTensor"),
         ((TX, ["a"] * 50), "expected rows of numbers, got 'a'"),
         (DataLoader([(TX[0], TX[0])], batch_size=None), "yields one-dimensional items"),
         ({"x": TX, "target": TY}, r"a column 'labels' or 'label'.*, or \(inputs, labels\), got"),

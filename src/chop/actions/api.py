@@ -63,7 +63,7 @@ def quantize(
         model: model to quantize, unchanged; parameters are copied.
         format: format string for `chop.formats.parse_format_string` such as "8.auto" or
             "mxint:width=4", or a format.
-        data: rows that show the model's inputs and calibrate scales: `(X, y)`, X alone, a pandas
+        data: rows that show the model's inputs and calibrate scales: `(X, y)`, only X, a pandas
             frame, a mapping of columns, a list of rows or batches with or without labels, a
             DataLoader or a data set. None: inputs are guessed from the model, and
             scales that need calibration follow each batch.
@@ -218,7 +218,7 @@ def compress(
             labels of a batch, and returns their mean loss. Default: that of the task; with
             `evaluate` and without `task` there is none, and nothing is trained.
         lower_is_better: True if smaller numbers of `evaluate` are better.
-        distill: quantization-aware training against the answers of a teacher: True for `model`,
+        distill: quantization-aware training against the outputs of a teacher: True for `model`,
             another module or graph, `chop.train.Distillation` or a mapping of its fields.
         settings: settings of `chop.actions.compress.settings.CompressConfig`, such as
             `formats=("8.auto",)`; `label_column` names the labels in a frame, a mapping of columns

@@ -86,7 +86,7 @@ def _steps_with_run(run: str, trust: str, target: str) -> list[Step]:
     return [
         Step("Export it for other engines", f"chop export {run} --to {target}{trust}"),
         Step("Measure its speed here", f"chop bench model --compressed {run}{trust}"),
-        Step("Compare its answers with those of float", f"chop evaluate {run}{trust}"),
+        Step("Compare its predictions with the float model", f"chop evaluate {run}{trust}"),
     ]
 
 

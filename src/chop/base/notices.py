@@ -66,7 +66,7 @@ def warn_once_about(
             compared by identity and held by weak references.
         message: a sentence.
         category: category of the warning.
-        about: key by which messages count as equal, whatever their text.
+        about: key by which messages count as equal, regardless of their text.
     """
     given_sets = [_GIVEN_BY_SUBJECT.setdefault(subject, set()) for subject in subjects]
     is_known = any(about in given for given in given_sets)

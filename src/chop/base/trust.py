@@ -176,7 +176,7 @@ def check_place(place: str | Path, file: str | Path, option: str, *homes: Path) 
         place: file or folder.
         file: file that named the place.
         option: option by which the command line names a place.
-        homes: allowed folders besides the current one.
+        homes: allowed folders in addition to the current one.
     Raises:
         ConfigError: if the place is outside of them, with links followed.
     """

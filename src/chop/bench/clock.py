@@ -58,7 +58,8 @@ class Clock(ABC):
     def block_size(self, call: Call, wanted_seconds: float = BLOCK_SECONDS) -> int:
         """Returns the number of calls that fill a block. Its trial calls serve as warm-up.
 
-        The deciding clock counts, so a block that another process interrupted gets more calls.
+        Time is measured by the clock that decides, so a block that another process interrupted
+        gets more calls.
         """
         calls = 1
         while True:

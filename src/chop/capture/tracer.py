@@ -75,7 +75,7 @@ def capture(
         input_names: inputs that become placeholders. Default: all of `inputs`. With `cache` or
             `past_key_values`, and by default for a decoder of `input_ids` and `attention_mask`, the
             graph takes a key-value cache, see `chop.captured.huggingface.cache`.
-        leaves: module classes or dotted paths to keep as one node, besides torch's own layers.
+        leaves: module classes or dotted paths to keep as one node, like torch's own layers.
         concrete_args: further arguments of `forward`, fixed at capture.
         strict: raise instead of keeping parts that cannot be traced as leaves.
 

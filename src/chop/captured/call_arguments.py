@@ -26,10 +26,10 @@ def call_arguments(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Returns the positional and keyword arguments of a model call that reach its graph.
 
-    Positions are those of the model's `forward`, whichever of its parameters the graph takes. Two
-    cases use the positions of the graph itself: its inputs were named at capture, or the model's
-    signature names none. The same holds for a call with a tensor in the position of the cache,
-    since GPT-2 has its cache before the mask.
+    Positions are those of the model's `forward`, even if the graph takes only some of its
+    parameters. Two cases use the positions of the graph itself: its inputs were named at
+    capture, or the model's signature names none. The same holds for
+    a call with a tensor in the position of the cache, since GPT-2 has its cache before the mask.
 
     Args:
         record: record of the capture.
@@ -101,7 +101,8 @@ def _drops(record: CaptureRecord, name: str, value: Any) -> bool:
         fixed = record.fixed_inputs[name]
         if not same_content(value, fixed):
             raise GuardError(
-                f"captured with {name}={_short_text(fixed)}, got {name}={_short_text(value)}; "
+                f"the graph was captured with {name}={_short_text(fixed)}, got "
+                f"{name}={_short_text(value)}; "
                 "capture the model again with the other value"
             )
         return True

@@ -81,7 +81,7 @@ class CapturedModule(fx.GraphModule):
             warn_about_compiled(self)
             return super().__call__(*args, **accepted)
         if self.training and self.record.eval_only is not None:
-            raise GuardError(f"captured for eval() only: {self.record.eval_only}")
+            raise GuardError(f"the graph was captured for eval() only: {self.record.eval_only}")
         self._check_inputs(args, accepted)
         self._check_scopes()
         # A node ends a `no_grad` or autocast region of the graph. After an error inside the region,
@@ -113,7 +113,9 @@ class CapturedModule(fx.GraphModule):
         twice = [name for name in names[: len(args)] if name in accepted]
         if len(args) > len(names) or twice:
             too = f" and {twice[0]} by name too" if twice else ""
-            raise GuardError(f"captured with {', '.join(names)}, got {len(args)} by position{too}")
+            raise GuardError(
+                f"the graph was captured with {', '.join(names)}, got {len(args)} by position{too}"
+            )
         self._check_inputs(args, accepted)
         self._check_scopes()
         return dict(zip(names, args, strict=False)) | accepted
@@ -177,7 +179,8 @@ class CapturedModule(fx.GraphModule):
         missing = [name for name in names if name not in given]
         if missing:
             raise GuardError(
-                f"captured with the inputs {', '.join(names)}, got no {', '.join(missing)}; pass "
+                f"the graph was captured with the inputs {', '.join(names)}, got no "
+                f"{', '.join(missing)}; pass "
                 "every input, or capture the model without them"
             )
         self.check_inputs(given)

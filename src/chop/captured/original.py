@@ -2,7 +2,7 @@
 
 A captured module has the model's tensors and leaves, and scopes in place of the traced modules. The
 skeleton stores the classes and plain attributes of these modules. It takes a few hundred bytes per
-module, whatever the size of the model.
+module, for models of any size.
 """
 
 from __future__ import annotations

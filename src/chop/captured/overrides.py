@@ -42,14 +42,14 @@ def why_not_its_class(module: nn.Module) -> str | None:
     >>> layer = nn.Linear(2, 2)
     >>> layer.forward = abs
     >>> why_not_its_class(layer)
-    "its forward was replaced on the instance by 'abs'; let a class of its own have it"
+    "its forward was replaced on the instance by 'abs'; define it in a subclass instead"
     """
     replaced = _describe_replaced(module)
     if not replaced or is_compiled_wrapper(module):
         return None
     if "accelerate" in replaced:
         return f"{replaced}; accelerate.hooks.remove_hook_from_module(model, recurse=True) ends it"
-    return f"{replaced}; let a class of its own have it"
+    return f"{replaced}; define it in a subclass instead"
 
 
 def _describe_replaced(module: nn.Module) -> str:

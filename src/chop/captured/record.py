@@ -1,4 +1,4 @@
-"""Capture record: metadata of a captured module besides its graph and its module tree."""
+"""Capture record: metadata of a captured module, without its graph and module tree."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CaptureWarning(UserWarning):
 
 @dataclass
 class CaptureRecord:
-    """Metadata of a captured module besides its graph and its module tree.
+    """Metadata of a captured module, without its graph and module tree.
 
     Attributes:
         class_name: the model's class.
@@ -53,7 +53,7 @@ class CaptureRecord:
     config: Any = None
     example_inputs: dict[str, Any] = field(default_factory=dict)
     optional_inputs: tuple[str, ...] = ()
-    why_no_cache: str = "it is of an earlier version"
+    why_no_cache: str = "an earlier version captured it"
     joins_packed_rows: bool = False
     generation_config: dict[str, Any] | None = None
     ignored_inputs: tuple[str, ...] = ()

@@ -58,12 +58,14 @@ def guard_value(value: Any, reading: str, expected: Any, where: str, name: str =
         return
     if name:
         raise GuardError(
-            f"captured with {name} = {expected}, which the model's Python reads at {where}, got "
+            f"the graph was captured with {name} = {expected}, which the model's Python reads at "
+            f"{where}, got "
             f"{actual}; capture the model again, or keep the module that reads it as one node with "
             "leaves=[...] (custom_ops in MaseGraph)"
         )
     raise GuardError(
-        f"captured for inputs on which the model reads {expected} at {where}, got {actual}; "
+        f"the graph was captured for inputs on which the model reads {expected} at {where}, got "
+        f"{actual}; "
         "capture the model again with such an example, or write the branch as torch.where for all "
         "inputs"
     )

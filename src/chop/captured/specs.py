@@ -118,7 +118,8 @@ def check_matches(name: str, spec: Any, value: Any) -> None:
         same, expected = same_content(spec, value), repr(spec)
     if not same:
         raise GuardError(
-            f"captured for {name} as {expected}, got {_described(value)}; capture the model again "
+            f"the graph was captured for {name} as {expected}, got {_described(value)}; capture "
+            "the model again "
             "with such an example"
         )
     if isinstance(spec, FieldsSpec):

@@ -27,11 +27,11 @@ class DatasetInfo:
 
     Attributes:
         name: name in `MaseDataModule` and `chop.data.load_dataset`.
-        kind: pictures, texts, or feature vectors.
+        kind: images, texts, or feature vectors.
         num_classes: number of classes; vocabulary size for text without labels; 0 for masks, whose
             files do not state it.
-        image_size: (channels, height, width) of pictures, for your files of the first one; None
-            without pictures.
+        image_size: (channels, height, width) of images, for your files of the first one; None
+            without images.
         num_features: length of the vectors.
         pixel_mean: mean per channel of pixels from 0 to 1, subtracted from them.
         pixel_std: standard deviation per channel, by which the difference is divided.
@@ -85,8 +85,8 @@ def describe_dataset(name: str, splits: DatasetDict) -> DatasetInfo:
         splits: rows by split; only "train" is inspected.
 
     Raises:
-        ConfigError: if the data set has no texts, no pictures and no single column of vectors, or
-            if its first picture is broken.
+        ConfigError: if the data set has no texts, no images and no single column of vectors, or
+            if its first image is broken.
     """
     known = builtin_name(name, DATASETS, "data set", has_data)
     if known is not None:
@@ -107,6 +107,6 @@ def describe_dataset(name: str, splits: DatasetDict) -> DatasetInfo:
     if len(inputs) == 1 and hasattr(vector := train[0][inputs[0]], "__len__"):
         return DatasetInfo(name, "physical", classes, num_features=len(vector))
     raise ConfigError(
-        f"data set '{name}': expected a column of text, of pictures, or one of vectors in addition "
+        f"data set '{name}': expected a column of text, of images, or one of vectors in addition "
         f"to the labels, found {columns}."
     )

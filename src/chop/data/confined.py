@@ -1,6 +1,6 @@
 """Confinement of data sets to their folder.
 
-A folder's README, an index of `save_to_disk` and a column of pictures name files. Names that lead
+A folder's README, an index of `save_to_disk` and a column of images name files. Names that lead
 out of the folder, and URLs, are rejected before a file is opened.
 """
 
@@ -55,7 +55,7 @@ class Home:
 
     def check(self, name: str, named_by: str) -> None:
         """Raises ConfigError if a name leads out of the folders or is a URL."""
-        if name in self._inside:  # a picture is a file of the data set, and named by its row
+        if name in self._inside:  # an image is a file of the data set, and named by its row
             return
         member = MEMBER.fullmatch(name)
         place = name if member is None else member["archive"]
@@ -65,7 +65,7 @@ class Home:
                 f"{self.what}: {named_by} names '{short_name}', and URLs are not fetched."
             )
         path = Path(place)
-        if path.parent not in self._parents:  # one look at each folder of many pictures
+        if path.parent not in self._parents:  # one look at each folder of many images
             self._parents[path.parent] = self._has(path.parent)
         try:
             is_alone = path.name not in ("", "..") and not path.is_symlink()
@@ -204,7 +204,7 @@ def check_builder(builder: DatasetBuilder, home: Home) -> None:
     reader = get_reader(builder)
     if reader not in READERS:
         raise ConfigError(
-            f"{home.what} has files for the reader '{reader}': expected tables or pictures."
+            f"{home.what} has files for the reader '{reader}': expected tables or images."
         )
     for file in data_files(builder):
         home.check(file, "the data set")
@@ -220,7 +220,7 @@ def check_hub_files(builder: DatasetBuilder, name: str) -> None:
 
 
 def check_pictures(splits: DatasetDict, home: Home) -> None:
-    """Checks the paths in columns of pictures and similar columns, whose files are opened with the
+    """Checks the paths in columns of images and similar columns, whose files are opened with the
     rows.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Loading of table and picture files and folders, with one-sentence errors."""
+"""Loading of table and image files and folders, with one-sentence errors."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ ARRAYS = (".npz", ".npy", ".mat", ".pt", ".pth", ".pkl", ".pickle", ".h5", ".hdf
 PATHS = ("./", "../", "~")
 """Prefixes of names that cannot be hub data sets."""
 ACCEPTED = (
-    f"one of {', '.join(FILE_KINDS)}, a folder of them, a folder of pictures with a subfolder per "
+    f"one of {', '.join(FILE_KINDS)}, a folder of them, a folder of images with a subfolder per "
     "class, or one with images/ and masks/"
 )
 SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas"}
@@ -182,7 +182,7 @@ def _array_advice(path: Path) -> str:
 
 
 def read_folder(folder: Path) -> DatasetDict:
-    """Reads the splits of a folder of files, pictures in class folders, or `save_to_disk`.
+    """Reads the splits of a folder of files, images in class folders, or `save_to_disk`.
 
     Raises:
         ConfigError: if there is no data, or a file is unreadable, too large when unpacked, or
@@ -201,7 +201,7 @@ def _reading(folder: Path) -> AbstractContextManager[None]:
             return f"cannot be read: {_reason(error)}"
         arrays = next((path for path in folder.iterdir() if _array_advice(path)), folder)
         return (
-            "contains no data set: expected parquet, csv or json files, pictures in a folder per "
+            "contains no data set: expected parquet, csv or json files, images in a folder per "
             "class, images/ and masks/ with equal names, or files of save_to_disk "
             f"({first_line(error)}){_array_advice(arrays)}"
         )
@@ -260,8 +260,8 @@ def _glob_free_path(folder: Path) -> str:
     path = str(folder.resolve())
     if path != escape(path):
         raise ConfigError(
-            f"folder '{folder}': its path has *, ? or [, which match other folders too; rename it, "
-            "or pass a file of it."
+            f"folder '{folder}': its path has *, ? or [, which also match other folders; rename "
+            "it, or pass a file inside it."
         )
     return path
 

@@ -69,7 +69,7 @@ def load_dataset(
 
     Args:
         name_or_path: a file (parquet, csv, tsv, json, jsonl, or txt, whose rows are lines, also
-            compressed); a folder of them, of pictures in class folders, of pictures in `images`
+            compressed); a folder of them, of images in class folders, of images in `images`
             with equally named masks in `masks`, or written by `save_to_disk`; `digits`, `reviews`,
             `stories`, `toy`; `jsc`, fetched from OpenML; a hub name; or a DatasetDict. An existing
             path takes precedence over a built-in name; `builtin:digits` is always built in.
@@ -309,7 +309,7 @@ def _without_label(splits: DatasetDict, name: str) -> str:
     """Returns the error message for rows without a label column."""
     if picture_column(splits) is not None and splits["train"].num_columns == 1:
         return (
-            f"data set '{name}' has less than two classes of pictures; expected a folder per "
+            f"data set '{name}' has less than two classes of images; expected a folder per "
             f"class, such as {name}/cat/1.png and {name}/dog/2.png. {UNLABELED_ADVICE}"
         )
     if splits["train"].column_names == ["text"]:

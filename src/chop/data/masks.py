@@ -1,4 +1,4 @@
-"""Segmentation masks: pictures of classes that are the labels of pictures.
+"""Segmentation masks: images of classes that are the labels of images.
 
 Shapes: H rows, W columns.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 VOID = 255
 """Mask value of pixels without a class, unless the model has that many classes."""
 IMAGES, MASKS = "images", "masks"
-"""Folder names of pictures and of their masks."""
+"""Folder names of images and of their masks."""
 SPLITS = {
     "train": ("train", "training"),
     "validation": ("validation", "val", "valid"),
@@ -39,7 +39,7 @@ ONE_NUMBER = ("1", "L", "P", "I", "I;16", "I;16B", "I;16L")
 
 
 def has_masks(splits: DatasetDict) -> bool:
-    """Returns true if the labels of a data set are pictures."""
+    """Returns true if the labels of a data set are images."""
     from datasets import Image
 
     features = splits["train"].features
@@ -47,7 +47,7 @@ def has_masks(splits: DatasetDict) -> bool:
 
 
 def with_masks_as_labels(splits: DatasetDict) -> DatasetDict:
-    """Renames a mask column to `labels` if there are pictures and no label column."""
+    """Renames a mask column to `labels` if there are images and no label column."""
     from datasets import DatasetDict, Image
 
     features = next(iter(splits.values())).features
@@ -59,7 +59,7 @@ def with_masks_as_labels(splits: DatasetDict) -> DatasetDict:
 
 
 def read_masks(folder: Path, home: Home) -> DatasetDict | None:
-    """Reads a folder with pictures in `images` and equally named masks in `masks`.
+    """Reads a folder with images in `images` and equally named masks in `masks`.
 
     The two folders are either in `folder`, in a folder per split, or have a folder per split.
 
@@ -68,7 +68,7 @@ def read_masks(folder: Path, home: Home) -> DatasetDict | None:
         home: folder that must contain the files.
     Returns: None if there are no two such folders.
     Raises:
-        ConfigError: if picture and mask names differ, or a file is outside the folder.
+        ConfigError: if image and mask names differ, or a file is outside the folder.
     """
     from datasets import DatasetDict
 
@@ -82,7 +82,7 @@ def read_masks(folder: Path, home: Home) -> DatasetDict | None:
 
 
 def _pairs_of_folders(folder: Path) -> dict[str, tuple[Path, Path]]:
-    """Returns the picture folder and the mask folder by split."""
+    """Returns the image folder and the mask folder by split."""
     top = _folders(folder)
     images, masks = (_folders(top.get(name)) for name in (IMAGES, MASKS))
     folders = {}
@@ -111,14 +111,14 @@ def _folders(folder: Path | None) -> dict[str, Path]:
 
 
 def _report_unread(folder: Path, pairs: Mapping[str, tuple[Path, Path]]) -> None:
-    """Reports picture folders without a partner, such as a split without masks."""
+    """Reports image folders without a partner, such as a split without masks."""
     used = {place for pair in pairs.values() for place in pair}
     others = {path.parent for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES} - used
     if others:
         names = sorted(f"'{each.relative_to(folder)}'" for each in others)
         listed = enumerate_names(names, MOST_NAMES)
         assume(
-            f"Pictures in {listed} are not read, since their split has no pair of images and masks."
+            f"Images in {listed} are not read, since their split has no pair of images and masks."
         )
 
 
@@ -132,8 +132,8 @@ def _read_pair(images: Path, masks: Path) -> Any:
         others = pictures.keys() & labels.keys()
         hint = "" if others else "; folders of classes need other names"
         raise ConfigError(
-            f"'{images}' and '{masks}' are read as pictures and masks, but their names differ "
-            f"({alone}). Each picture needs a mask with its name, such as {IMAGES}/1.jpg and "
+            f"'{images}' and '{masks}' are read as images and masks, but their names differ "
+            f"({alone}). Each image needs a mask with its name, such as {IMAGES}/1.jpg and "
             f"{MASKS}/1.png{hint}."
         )
     names = sorted(pictures)
@@ -152,7 +152,7 @@ def _by_name(folder: Path) -> dict[str, Path]:
         if path.stem in by_name:
             raise ConfigError(
                 f"'{by_name[path.stem]}' and '{path}' have the same name; expected one "
-                "picture per name."
+                "image per name."
             )
         by_name[path.stem] = path
     return by_name
@@ -162,12 +162,12 @@ def read_mask(value: Any, feature: Image, pixels: tuple[int, int], size: tuple[i
     """Decodes a mask to classes, int64 (H, W).
 
     Args:
-        value: file or picture of the mask, in the form of `chop.data.pictures.decoded`.
+        value: file or image of the mask, in the form of `chop.data.pictures.decoded`.
         feature: feature of its column.
-        pixels: width and height of its picture.
+        pixels: width and height of its image.
         size: H and W of the result; masks are scaled with nearest-pixel interpolation.
     Raises:
-        ConfigError: if the mask cannot be read, has colors, or differs in shape from its picture.
+        ConfigError: if the mask cannot be read, has colors, or differs in shape from its image.
     """
     from PIL.Image import Resampling
 
@@ -177,12 +177,12 @@ def read_mask(value: Any, feature: Image, pixels: tuple[int, int], size: tuple[i
     if mask.mode not in ONE_NUMBER:
         raise ConfigError(
             f"{name} has colors ({mask.mode}); expected a class number per pixel, in a grayscale "
-            "or palette picture."
+            "or palette image."
         )
     width, height = mask.size
     if width * pixels[1] != height * pixels[0]:
         raise ConfigError(
-            f"{name} has {width} x {height} pixels and its picture {pixels[0]} x {pixels[1]}; "
+            f"{name} has {width} x {height} pixels and its image {pixels[0]} x {pixels[1]}; "
             "expected the same shape."
         )
     if mask.size != size[::-1]:

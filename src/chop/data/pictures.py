@@ -1,4 +1,4 @@
-"""Undecoded pictures in rows, so that errors can name a broken file."""
+"""Undecoded images in rows, so that errors can name a broken file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def picture_column(splits: DatasetDict) -> str | None:
-    """Returns the column with encoded pictures that are not labels, or None."""
+    """Returns the column with encoded images that are not labels, or None."""
     from datasets import Image
 
     features = splits["train"].features
@@ -24,25 +24,25 @@ def picture_column(splits: DatasetDict) -> str | None:
 
 
 def with_files(split: Dataset, column: str) -> Dataset:
-    """Replaces pictures with files, which `decoded` takes."""
+    """Replaces images with files, which `decoded` takes."""
     feature = dataclasses.replace(split.features[column], decode=False)
     return split.cast_column(column, feature)
 
 
 def decoded(value: Any, feature: Image) -> Picture:
-    """Decodes the picture of a file.
+    """Decodes the image of a file.
 
     Args:
-        value: `path` and `bytes` from a row of `with_files`, or a picture, which is returned.
+        value: `path` and `bytes` from a row of `with_files`, or an image, which is returned.
         feature: feature of the column.
 
     Raises:
-        ConfigError: if the picture is missing or unreadable; the message names the file.
+        ConfigError: if the image is missing or unreadable; the message names the file.
     """
     from PIL import UnidentifiedImageError
 
     if value is None:
-        raise ConfigError("a row of the data has no picture; remove it.")
+        raise ConfigError("a row of the data has no image; remove it.")
     try:
         if isinstance(value, dict) and value["bytes"] is None and Path(value["path"]).exists():
             # What Pillow has opened itself it leaves open where it fails.
@@ -63,5 +63,5 @@ def _reason(error: Exception) -> str:
 
 def _named(value: dict[str, Any]) -> str:
     if value["path"] is not None:
-        return f"picture '{value['path']}'"
-    return f"a picture of {len(value['bytes'] or b'')} bytes"
+        return f"image '{value['path']}'"
+    return f"an image of {len(value['bytes'] or b'')} bytes"

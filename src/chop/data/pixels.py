@@ -1,4 +1,4 @@
-"""Lazy decoding of pictures to tensors when a row is read.
+"""Lazy decoding of images to tensors when a row is read.
 
 Shapes: C channels, H rows, W columns.
 """
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _PixelTransform:
-    """Transform of rows with pictures to `pixel_values`, float32 (C, H, W), and `labels`.
+    """Transform of rows with images to `pixel_values`, float32 (C, H, W), and `labels`.
 
     Attributes:
-        column: column with picture files.
+        column: column with image files.
         feature: feature of that column.
-        label: label column; None for pictures without labels.
-        size: (C, H, W) of the result; pictures are scaled bilinearly.
+        label: label column; None for images without labels.
+        size: (C, H, W) of the result; images are scaled bilinearly.
         mean: mean per channel, subtracted from pixels of 0 to 1.
         std: standard deviation per channel, by which the difference is divided.
         masks: feature of labels that are masks, which become int64 (H, W).
@@ -48,7 +48,7 @@ class _PixelTransform:
     reduce_labels: bool = False
 
     def __call__(self, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        """Transforms a batch of rows. A broken picture raises ConfigError."""
+        """Transforms a batch of rows. A broken image raises ConfigError."""
         pictures = [decoded(file, self.feature) for file in rows[self.column]]
         pixels = [self.picture(each) for each in pictures]
         if self.label is None:
@@ -64,7 +64,7 @@ class _PixelTransform:
         return {"pixel_values": pixels, "labels": labels}
 
     def picture(self, picture: Picture) -> Tensor:
-        """Normalizes one picture."""
+        """Normalizes one image."""
         from PIL.Image import Resampling
 
         channels, height, width = self.size
@@ -84,7 +84,7 @@ def with_pixels(
     *,
     reduce_labels: bool = False,
 ) -> DatasetDict:
-    """Replaces pictures with tensors. Returns a data set of tensors unchanged.
+    """Replaces images with tensors. Returns a data set of tensors unchanged.
 
     Args:
         splits: result of `load_dataset`.

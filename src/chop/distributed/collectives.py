@@ -72,7 +72,7 @@ def _is_collective(operator: Any) -> bool:
 
 
 def buffer_bytes(operator: Any, arguments: Sequence[Any], result: Any, backend: str) -> int:
-    """Returns the buffer bytes of a collective besides its input and result; 0 for other operators.
+    """Returns the buffer bytes of a collective, without input and result; 0 for other operators.
 
     Gloo gathers into a buffer for all chunks, and reduces in a copy of the whole input before it
     takes its chunk. nccl's buffers do not depend on the tensors.

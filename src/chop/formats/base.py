@@ -377,7 +377,7 @@ def clamped(fields: Mapping[str, Any], name: str, largest: int) -> dict[str, Any
 
 
 # The operators that quantize during training and evaluation. Being registered operators, they are
-# a single node for FX, torch.compile and export, whatever the format. Their default implementation
+# a single node for FX, torch.compile and export, for any format. Their default implementation
 # is the readable reference; faster ones register themselves per device.
 def _rounded(x: Tensor, key: str) -> Tensor:
     rounded = from_key(key).round(x)

@@ -27,7 +27,7 @@ class Binary(ScaledFormat, LearnableFormat):
     global generator, at every call and also in evaluation.
     Saturation: magnitudes above the scale become the scale.
     Special values: NaN stays NaN in `round` and is encoded as the lower value. Only finite
-    magnitudes count to the mean.
+    magnitudes enter the mean.
 
     Attributes:
         width: 1.

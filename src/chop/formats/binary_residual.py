@@ -27,13 +27,13 @@ class BinaryResidual(LearnableFormat):
     torch's global generator. scale_l is float32(mean |r_l|) of the whole tensor, or static.
     Saturation: magnitudes above the sum of the scales become that sum.
     Special values: NaN stays NaN in `round` and is encoded with the lower bits. Only finite
-    magnitudes count to the means.
+    magnitudes enter the means.
 
     Attributes:
         width: 1, the bits of a level.
         stochastic: draws values at random instead of taking the sign.
         bipolar: False for {0, 1}.
-        residual_sign: False for one level, whatever `levels` is.
+        residual_sign: False for one level, regardless of `levels`.
         levels: L, 1 to 8.
         scales: static factors of the L levels, or None to measure them.
 

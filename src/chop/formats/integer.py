@@ -142,7 +142,7 @@ class Integer(NumberFormat):
         return float(fitted.width if isinstance(self.width, str) else fitted.frac_width)
 
     def with_derived(self, number: float, largest: float) -> Integer:
-        """Returns the format with that width or fraction, rounding averages of several."""
+        """Returns the format with a derived width or fraction; averages are rounded."""
         is_width = isinstance(self.width, str)
         least, most = (1 + self.is_signed, MAX_WIDTH) if is_width else (-FRAC_LIMIT, FRAC_LIMIT)
         return self._settled(min(max(round(number), least), most))

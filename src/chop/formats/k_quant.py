@@ -27,7 +27,7 @@ SUPER = 256
 HALF = 2
 """Bytes of a float16."""
 FITS = 7
-"""Ranges that are tried for a group with a minimum."""
+"""Number of ranges that the search tries for a group with a minimum."""
 FIT_START, FIT_STEP = -0.9, 0.25
 """First number of codes added to a range, and the step to the next."""
 TINY_GROUP = 1e-30
@@ -74,18 +74,20 @@ class _Parts(NamedTuple):
 
 @dataclass(frozen=True)
 class KQuant(NumberFormat):
-    """K-quants of llama.cpp, Q2_K to Q6_K: integers whose scales are integers, too.
+    """K-quants of llama.cpp, Q2_K to Q6_K: integers with integer scales per group.
 
-    Values: d s k in 3 and 6 bits, with integers -2^(width-1) <= k < 2^(width-1) and s of 6 or 8
-    bits of either sign for 16 elements; d s k - e m in 2, 4 and 5 bits, with 0 <= k < 2^width and
-    unsigned s and m of 4 bits for 16 elements, or of 6 bits for 32. d and e are float16, one of
-    256 elements of a row. d s k and e m are float32 numbers; their difference is rounded to
-    float32.
-    Rounding: to nearest, ties to even, by scales that a search fits to each group before they are
-    rounded themselves. Saturation: values beyond the scales, and infinities. Special values: NaN
-    stays NaN, and is stored as the number nearest to 0. Rounding twice can change values.
-
-    A weight takes 2.625, 3.4375, 4.5, 5.5 and 6.5625 bits. The format is meant for weights.
+    Values: symmetric in 3 and 6 bits: d s k, with -2^(width-1) <= k < 2^(width-1). The signed scale
+    s has 6 bits in Q3_K and 8 bits in Q6_K, and is shared by 16 elements. Asymmetric in 2, 4 and 5
+    bits: d s k - e m, with 0 <= k < 2^width. The unsigned scale s and minimum m have 4 bits per 16
+    elements in Q2_K, and 6 bits per 32 elements in Q4_K and Q5_K. d and e are float16, one of each
+    per super-block of 256 elements of a row. d s k and e m are computed in float32, and their
+    difference is rounded to float32.
+    Fitting: a search fits the scales to each group before they are rounded. It takes time, so the
+    format is intended for weights.
+    Rounding: to nearest, ties to even. Rounding a tensor twice can change it again.
+    Saturation: infinities, and values beyond the scales, become the nearest end.
+    Special values: NaN stays NaN in `round` and is encoded as the value nearest to 0.
+    Storage: 2.625, 3.4375, 4.5, 5.5 and 6.5625 bits per element for 2 to 6 bits.
 
     Attributes:
         width: bits per element, 2 to 6.
@@ -118,7 +120,7 @@ class KQuant(NumberFormat):
 
     @property
     def scale_bytes(self) -> int:
-        """Bytes of a super-block besides its codes: scales, minima, and their factors."""
+        """Bytes of a super-block without its codes: scales, minima, and their factors."""
         count = SUPER // self.kind.group * self.kind.scale_width // 8
         return (count + HALF) * (1 + self.kind.has_minimum)
 

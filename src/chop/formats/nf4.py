@@ -181,31 +181,33 @@ def pack_nested(codes: Tensor, nested: Tensor, mean: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class NF4(ScaledFormat):
-    """4-bit numbers of a table times the largest magnitude of a group of a row.
+    """4-bit values from a lookup table (NF4, FP4), times the absmax of each group of a row.
 
-    Values: s t, s = float32(amax), t one of 16 quantiles of a normal distribution from -1 to 1,
-    with 0 among them (`nf4`), or one of 0, 1/192, 1/6, 1/4, 1/3, 1/2, 2/3, 1 of either sign
-    (`fp4`). With `nested`, s = m + n u in float32: m is the mean amax of the tensor, u one of 256
-    numbers of -1 to 1, and n the largest |amax - m| of 256 groups. A weight takes 4.5 bits in
-    groups of 64, nested 4.127 bits.
-    Rounding: to nearest; of two numbers at one distance, the lower one. Saturation: infinities;
-    with `nested`, values beyond a scale that was rounded down. Special values: zero is +0; NaN
-    stays NaN, and is stored as 0.
+    Values: s t. The scale is s = float32(amax), where amax is the largest magnitude of the group.
+    t is a value of the table. `nf4` has 16 quantiles of a normal distribution from -1 to 1,
+    including 0. `fp4` has 0, 1/192, 1/6, 1/4, 1/3, 1/2, 2/3 and 1 with either sign. With `nested`,
+    s = m + n u in float32: m is the mean amax of the tensor, u one of 256 values from -1 to 1, and
+    n the largest |amax - m| of 256 groups.
+    Rounding: to nearest, ties to the lower value.
+    Saturation: infinities become the largest value. With `nested`, so do values beyond a scale that
+    was rounded down.
+    Special values: zero is always +0. NaN stays NaN in `round` and is encoded as 0.
+    Storage: 4.5 bits per element in groups of 64, and 4.127 bits with `nested`.
 
-    Rounding twice can change nested scales.
+    Rounding a tensor twice can change nested scales.
 
     Attributes:
         group_size: elements of a group along the last axis; the last group of a row may be shorter.
         nested: stores scales in 8 bits (double quantization) instead of float32.
-        table: numbers: `nf4` or `fp4`.
+        table: values: `nf4` or `fp4`.
 
     Example:
         >>> import torch
         >>> NF4(4).round(torch.tensor([1.0, -0.6, 0.1, 0.0]))
         tensor([ 1.0000, -0.5251,  0.0796,  0.0000])
 
-    Source: Dettmers et al. 2023 (QLoRA), arXiv:2305.14314, section 3 and appendix E; the numbers
-    are those of bitsandbytes.
+    Source: Dettmers et al. 2023 (QLoRA), arXiv:2305.14314, section 3 and appendix E; the values
+    equal those of bitsandbytes.
     """
 
     name: ClassVar[str] = "nf4"

@@ -30,7 +30,7 @@ class Recipe:
     Attributes:
         overrides: format string of the weights by pattern; if several patterns match a layer, the
             first one applies.
-        skip: patterns of modules that stay unchanged, whatever `overrides` says.
+        skip: patterns of modules that stay unchanged, regardless of `overrides`.
     """
 
     overrides: Mapping[str, str] = field(default_factory=dict)

@@ -32,7 +32,7 @@ class Ternary(LearnableFormat):
     magnitude, or a given number.
     Saturation: magnitudes above the scale become the scale.
     Special values: zero is always +0. NaN stays NaN in `round` and is encoded as 0. Only finite
-    magnitudes count to the statistics.
+    magnitudes enter the statistics.
     Storage: five values take 8 bits.
 
     Attributes:

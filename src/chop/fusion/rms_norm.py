@@ -118,7 +118,7 @@ def _why_infeasible(mg: MaseGraph, norm: _WrittenNorm) -> str | None:
         return "its weight is not a parameter"
     dtypes = {get_result(node).torch_dtype for node in _steps(norm.end, norm.read)}
     if len(dtypes | {weight.dtype}) > 1:
-        return "it computes in another dtype than that of its input"
+        return "it computes in a different dtype than its input"
     if weight.dim() != 1 or get_result(norm.read).shape[-1:] != tuple(weight.shape):
         return "its weight does not have one element per feature"
     if not path or own_children(owner) or [*_members(owner)] != ["weight"]:

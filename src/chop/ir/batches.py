@@ -196,7 +196,7 @@ def run_layerwise(
 
 
 def _without_gradients(visit: Callable[..., None]) -> Callable[..., None]:
-    """Wraps `visit` so that it runs without gradients and autocast, whatever region calls it."""
+    """Wraps `visit` so that it runs without gradients and autocast in any region."""
 
     def visit_apart(*args: Any) -> None:
         kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]

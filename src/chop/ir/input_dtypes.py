@@ -64,7 +64,9 @@ class InputDtypes:
         for name in others.keys() - floats:
             if not self._takes(converted) and self._takes(_convert(converted, others, [name])):
                 actual, expected = (str(x).removeprefix("torch.") for x in others[name])
-                raise GuardError(f"captured for {name} of {expected}, got {actual}; convert it")
+                raise GuardError(
+                    f"the graph was captured for {name} of {expected}, got {actual}; convert it"
+                )
         return floats
 
     def _takes(self, batch: Mapping[str, Any]) -> bool:

@@ -79,7 +79,7 @@ def check_selector(
 
 
 def user_besides(mg: MaseGraph, tensor: object, modules: Sequence[nn.Module]) -> str | None:
-    """Returns the name of another user of a parameter besides `modules`; None if there is none.
+    """Returns the name of a user of a parameter other than `modules`; None if there is none.
 
     Training state, such as an average of the weights, does not count, because it follows them.
     """

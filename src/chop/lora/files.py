@@ -107,7 +107,7 @@ def _check(
     others = sorted(list_adapters(mg.model).keys() - adapter.layers.keys())
     if others:
         raise GraphError(
-            f"{where}: the graph has an adapter on '{others[0]}' and '{folder}' has none for it; "
+            f"{where}: the graph has an adapter on '{others[0]}' and '{folder}' does not; "
             "fuse or leave out the graph's adapters first."
         )
 

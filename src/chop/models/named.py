@@ -104,7 +104,7 @@ def _check_own(info: ModelInfo, pretrained: bool, task: str, data: DatasetInfo |
     built_in = info.name in BUILTIN_MODELS
     if pretrained:
         trained = (
-            f"'{info.name}' is built in and untrained: chop.train.load_trained('{info.name}')."
+            f"'{info.name}' is built in and untrained: call chop.train.load_trained('{info.name}')."
         )
         absent = f"no trained weights of '{info.name}' exist: pass pretrained=False."
         raise ConfigError(trained if built_in else absent)

@@ -186,7 +186,7 @@ def decoded_once(
     rule: object,
     make: Callable[[], Tensor],
 ) -> Tensor:
-    """Returns the result of `make`, cached without opt-in for operators that store codes.
+    """Returns the result of `make`, which is always cached for operators that store codes.
 
     Writes that bypass autograd occur in trained parameters, and codes are not trained.
     """

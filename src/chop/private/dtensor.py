@@ -64,7 +64,7 @@ def register_rule(
         def is_valid(inputs: Any, output: Any) -> bool:
             if [x.placements for x in inputs[len(inputs) - len(placements) :]] != placements:
                 return False
-            # Checked for all processes, so that each makes the same decision whatever its chunk is.
+            # Checked for all processes, so that each makes the same decision for any chunk.
             places = itertools.product(*map(range, schema.get_mesh_from_args().shape))
             return all(
                 accepts(given, [_shape_at(place, spec) for spec in inputs]) for place in places

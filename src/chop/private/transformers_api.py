@@ -101,7 +101,7 @@ def has_loaded_adapters(model: Any) -> bool:
 
 
 def dtype_plan(model: Any, dtype: torch.dtype) -> dict[str, torch.dtype]:
-    """Returns parameter-name pattern -> dtype that a model keeps whatever dtype it is loaded in."""
+    """Returns parameter-name pattern -> dtype that a model keeps in any loading dtype."""
     plan: dict[str, torch.dtype] = model._get_dtype_plan(dtype)
     return plan
 

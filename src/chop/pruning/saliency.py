@@ -122,8 +122,8 @@ def _loss(output: Any, batch: Mapping[str, Any]) -> Tensor:
     logits = named.get("logits", output)
     if LABELS not in batch or not isinstance(logits, Tensor):
         raise ConfigError(
-            f"{WHERE}: the method needs a loss: pass batches 'labels' and the model an output that "
-            f"is, or has, logits; got {', '.join(batch)} and {type(output).__name__}."
+            f"{WHERE}: the method needs a loss. Add 'labels' to the batches, and return logits "
+            f"from the model; got {', '.join(batch)} and {type(output).__name__}."
         )
     labels = batch[LABELS].to(logits.device)
     try:

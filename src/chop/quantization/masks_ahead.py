@@ -135,7 +135,7 @@ class MasksAhead:
                     readers.clear()
                     readers[()] = Reader(reader.name, UNKNOWN)
                     break
-                # A softmax shows that the value is scores, whatever else reads it.
+                # A softmax shows that the value is scores, even if other nodes read it.
                 if masks not in readers or reader.row.reads_scores:
                     readers[masks] = reader
         return readers

@@ -21,7 +21,7 @@ def weighted_operators() -> tuple[str, ...]:
 def relevant_operators(model: nn.Module, names: Sequence[str]) -> tuple[str, ...]:
     """Returns the names that can affect results: expert operators only if the model has experts.
 
-    Journals of models without experts thus do not depend on the names of expert operators.
+    Journals of models without experts therefore do not depend on the names of expert operators.
     """
     has_experts = any(
         isinstance(x, ExpertLinear) or matrices_by_parameter(x) for x in model.modules()

@@ -73,7 +73,7 @@ class _PageTile:
 
 @dataclass(frozen=True)
 class Document:
-    """Page content of a run besides its manifest.
+    """Page content of a run, without its manifest.
 
     Attributes:
         title: title of the run.
@@ -147,7 +147,7 @@ def parse_document(content: Mapping[str, Any], path: str) -> Document:
     """
     if content.get("format", FORMAT) != FORMAT:
         raise CheckpointError(
-            f"'{path}' is of format {content['format']!r}, expected {FORMAT}: read it with the "
+            f"'{path}' has format {content['format']!r}, expected {FORMAT}: read it with the "
             "version of chop that wrote it."
         )
     try:

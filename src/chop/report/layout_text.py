@@ -31,7 +31,7 @@ def describe_layout(layout: Layout | None) -> str:
     'Fixed(width 4, frac_width 2, twos complement) x 2^E (E8M0) per block of 32; nearest even'
     """
     if layout is None:
-        return "a rounding of its own"
+        return "custom rounding"
     text = _parts(layout.element)
     if layout.scaling is not None and not isinstance(layout.scaling, Unscaled):
         group = GROUPS.get(type(layout.groups), _parts)(layout.groups)

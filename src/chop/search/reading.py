@@ -16,8 +16,8 @@ from chop.search.space import Choice, SearchSpace
 from chop.search.storage import open_for_reading
 
 NO_STUDY = (
-    "this storage has no study: a search that was stopped before its first trial has none; run its "
-    "command again."
+    "this storage has no study. A search creates its study with the first trial; run its command "
+    "again."
 )
 
 

@@ -189,7 +189,7 @@ def random_inputs(
         model: built-in model, one of `chop.models.MODELS`, or a Hugging Face model.
         batch: number of rows.
         length: number of tokens, for text inputs.
-        image_size: side of pictures if the model's configuration has none.
+        image_size: side of images if the model's configuration has none.
         device: device of the inputs.
     """
     made = dummy_inputs(model, batch=batch, length=length)

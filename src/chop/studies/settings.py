@@ -194,7 +194,7 @@ class BenchCompileConfig(StudyConfig):
         batch_sizes: rows of an input.
         modes: modes of torch.compile. Default: those that suit the device.
         length: tokens of a text.
-        image_size: side of a picture in pixels. It is used where the model takes any.
+        image_size: side of an image in pixels. It is used where the model takes any.
         iterations: calls of the runs in the course's table.
 
     The other settings are those of `StudyConfig`.

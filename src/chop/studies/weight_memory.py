@@ -54,7 +54,7 @@ class MemoryRow:
         file_bytes: size of the saved tensors.
         loaded_bytes: growth of a new process's resident set when it loads the file, or memory from
             the GPU's allocator.
-        called_bytes: peak during a call with a short text, measured likewise.
+        called_bytes: peak during a call with a short text, measured in the same way.
     """
 
     format: str

@@ -221,7 +221,7 @@ def _codes_stay_within_the_proven_bounds(case: Case) -> None:
     edge, codes = case.plan.out.edge, case.expected
     low, high = int(codes.min()), int(codes.max())
     assert edge.low <= low and high <= edge.high, (
-        f"codes reach from {low} to {high}, the edge from {edge.low} to {edge.high}"
+        f"codes range from {low} to {high}, but the edge allows {edge.low} to {edge.high}"
     )
 
 

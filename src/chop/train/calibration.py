@@ -53,7 +53,7 @@ def calibration_batches(
 def example_inputs(model: nn.Module, dataset: Any, rows: int = 3) -> dict[str, Tensor]:
     """Returns one batch of a few training rows as model inputs, without labels.
 
-    Texts with pictures give a batch of one row, see `has_pictures_in_text`.
+    Texts with images give a batch of one row, see `has_pictures_in_text`.
     """
     dataset = read_rows(take_split(dataset, "train"))
     rows = 1 if has_pictures_in_text(dataset) else rows

@@ -19,14 +19,14 @@ def read_labels(column: Column) -> Column:
     """Converts labels to integers if they are classes, otherwise to floats.
 
     Raises:
-        ConfigError: if labels are missing, infinite or complex, or pictures differ in size.
+        ConfigError: if labels are missing, infinite or complex, or images differ in size.
     """
     if isinstance(column, Tensor):
         return _as_labels(column)
     if any(row.dim() > 1 for row in column):
         sizes = list(dict.fromkeys(tuple(row.shape) for row in column))
         raise ConfigError(
-            f"labels: got pictures of different sizes, {sizes[0]} and {sizes[1]}; scale pictures "
+            f"labels: got images of different sizes, {sizes[0]} and {sizes[1]}; scale images "
             "and masks to one size (masks with nearest-pixel interpolation)."
         )
     return [_as_labels(row) for row in column]

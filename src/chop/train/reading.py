@@ -51,7 +51,7 @@ def read_columns(dataset: Any, outputs: Sequence[str] = ()) -> dict[str, Column]
     """
     if isinstance(dataset, str | os.PathLike):
         raise ConfigError(
-            f"expected rows, got the name '{dataset}'; read tables and pictures with "
+            f"expected rows, got the name '{dataset}'; read tables and images with "
             "chop.data.load_dataset, and pass arrays as (inputs, labels)."
         )
     if isinstance(dataset, TensorDataset):
@@ -270,7 +270,7 @@ def as_column(values: Any) -> Column:
     NumPy's float64 becomes torch's default dtype, which models use. Tensors keep their dtype.
 
     Raises:
-        ConfigError: if values are text, pictures or other objects.
+        ConfigError: if values are text, images or other objects.
     """
     values = _array(values)
     if isinstance(values, Tensor):
@@ -293,7 +293,7 @@ def _numbers(value: Any) -> Tensor:
         is_whole = all(isinstance(x, Integral) for x in array.flat)
         array = array.astype(np.int64 if is_whole else np.float64)
     if array.dtype.kind not in "biuf":
-        what = "a picture, which ToTensor() converts" if is_picture else repr(value)
+        what = "an image, which ToTensor() converts" if is_picture else repr(value)
         raise ConfigError(f"expected rows of numbers, got {what:.80}; number texts and classes.")
     halve = array.dtype == np.float64 and torch.get_default_dtype() != torch.float64
     return torch.from_numpy(np.array(array, np.float32 if halve else array.dtype, order="C"))

@@ -41,7 +41,7 @@ MAX_LISTED_ROWS = 5
 LOGIT_BYTES = 2**25
 """Maximum logits of a batch of texts; 128 tokens over a vocabulary of 50,000 take 25 MB."""
 LABELED_PIXELS = 2**19
-"""Maximum number of pixels per batch of pictures with pixel labels."""
+"""Maximum number of pixels per batch of images with pixel labels."""
 # Texts are grouped by length within so many batches, so that batches still differ by epoch.
 BATCHES_PER_POOL = 50
 
@@ -313,10 +313,10 @@ def pad(name: str, rows: list[Tensor], pad_id: int) -> Tensor:
 
 
 def has_pictures_in_text(rows: Rows) -> bool:
-    """Returns true if rows are texts with pictures, which a graph takes one at a time.
+    """Returns true if rows are texts with images, which a graph takes one at a time.
 
-    Vision-language models split a batch of pictures in Python, so a graph is specialized to the
-    number of pictures that it was captured with.
+    Vision-language models split a batch of images in Python, so a graph is specialized to the
+    number of images that it was captured with.
     """
     return {"input_ids", "pixel_values"} <= rows.columns.keys()
 
@@ -325,11 +325,11 @@ def check_batch(rows: Rows, size: int) -> None:
     """Checks that a graph can take the given number of rows at once.
 
     Raises:
-        ConfigError: if several rows are texts with pictures.
+        ConfigError: if several rows are texts with images.
     """
     if size > 1 and has_pictures_in_text(rows):
         raise ConfigError(
-            f"batch {size}: expected 1, since a graph takes one text with pictures at a time."
+            f"batch {size}: expected 1, since a graph takes one text with images at a time."
         )
 
 
@@ -344,7 +344,7 @@ def rows_per_batch(model: nn.Module, rows: Rows, task: Task, most: int) -> int:
     """
     if has_pictures_in_text(rows):
         return 1
-    if rows.labels[0].dim() > 1:  # pictures, each with logits of its size for each class
+    if rows.labels[0].dim() > 1:  # images, each with logits of its size for each class
         most = min(most, max(1, LABELED_PIXELS // max(rows.labels[0].numel(), 1)))
     config = getattr(model, "config", None)
     if config is None or task.labels_from is None:

@@ -70,9 +70,9 @@ def _pixel_cross_entropy(answers: Tensor, labels: Tensor) -> Tensor:
 
 
 def confusions(answers: Tensor, labels: Tensor) -> Tensor:
-    """Counts pixels by class and predicted class for each picture, int64 (B, C, C).
+    """Counts pixels by class and predicted class for each image, int64 (B, C, C).
 
-    Metrics over all pixels use their sum, and the bootstrap draws whole pictures.
+    Metrics over all pixels use their sum, and the bootstrap draws whole images.
     """
     count, rows = answers.shape[-1], len(answers)
     places = torch.arange(rows, device=labels.device)[:, None, None] * count

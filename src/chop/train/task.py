@@ -61,14 +61,14 @@ class Task:
             otherwise they are logits.
         fits: returns true if logits and labels may belong to the task, for messages.
         classes: returns the number of classes of logits.
-        void: second label besides `IGNORED` that does not count, if there are fewer classes.
+        void: second ignored label in addition to `IGNORED`, if there are fewer classes.
         is_one_class: returns true if expected answers, in the form of the metric, are a single
             class, which makes metrics meaningless.
         one_class_hint: sentence on its most common cause.
         heads: returns the number of outputs that a model needs for labels; None leaves the model
             unchanged.
         takes_names: true if labels may be texts or folder names.
-        auto_task: kind of model in transformers; default, a classifier of texts or pictures.
+        auto_task: kind of model in transformers; default, a classifier of texts or images.
         inferred_note: assumption to report if the task was inferred from the labels.
         parts: task of each output by name, for multi-output models.
         bind: (task, output, labels, parts of the labels) -> the task with the output shapes of a
@@ -76,7 +76,7 @@ class Task:
         layout: `chop.train.outputs.Layout` of a bound multi-output task.
         read: (output, rows) -> answers (B, W) of several outputs; default, reads logits.
         metrics: further metrics by name.
-        soft_loss: loss against a teacher's answers, `chop.train.distillation.soft_losses.SoftLoss`;
+        soft_loss: loss against a teacher's outputs, `chop.train.distillation.soft_losses.SoftLoss`;
             default, the KL divergence if answers are categorical, else none.
         summary: phrase for help that describes the answers.
     """

@@ -358,7 +358,7 @@ def check_is_clear(task: Task, labels: Tensor | list[Tensor], *, is_of_rows: boo
         labels: labels of all rows.
         is_of_rows: true if no input has as many positions as a row has labels.
     Raises:
-        ConfigError: if the labels are one-hot, or several numbers per row or pictures of only 0 and
+        ConfigError: if the labels are one-hot, or several numbers per row or images of only 0 and
             1, which are rarely a regression.
     """
     if not isinstance(labels, Tensor) or labels.dim() < 2:
@@ -373,7 +373,7 @@ def check_is_clear(task: Task, labels: Tensor | list[Tensor], *, is_of_rows: boo
         return
     if are_masks(labels) and _are_zero_or_one(labels):
         raise ConfigError(
-            f"labels: got pictures {tuple(labels.shape[1:])} of numbers, all 0 or 1: --task "
+            f"labels: got images {tuple(labels.shape[1:])} of numbers, all 0 or 1: --task "
             f"{SEGMENTATION} treats them as a class per pixel, --task regression as numbers."
         )
     if labels.shape[1] > 1 and _are_zero_or_one(labels):

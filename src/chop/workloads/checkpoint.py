@@ -158,7 +158,7 @@ def _get_task(config: WorkloadConfig, data: DatasetDict) -> Task:
         return TASKS[CAUSAL_LM] if config.own_functions.evaluate is None else JUDGED_TASK
     if has_masks(data):
         assume(
-            f"{SEGMENTATION_TASK.inferred_note} Masks are scaled with their pictures, by the "
+            f"{SEGMENTATION_TASK.inferred_note} Masks are scaled with their images, by the "
             "nearest pixel."
         )
         return SEGMENTATION_TASK

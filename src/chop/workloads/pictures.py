@@ -45,7 +45,7 @@ class Pictures:
         mean, std = (
             _format_values(values) for values in (self.info.pixel_mean, self.info.pixel_std)
         )
-        return f"pictures{size_text}, pixels from 0 to 1 as (x - {mean}) / {std}: {self.source}"
+        return f"images{size_text}, pixels from 0 to 1 as (x - {mean}) / {std}: {self.source}"
 
 
 def get_preprocessing(config: WorkloadConfig, model: nn.Module, info: DatasetInfo) -> Pictures:

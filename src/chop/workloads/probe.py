@@ -38,8 +38,8 @@ def check_weights(model: nn.Module) -> None:
             with_nan += [f"{name} ({count} of {value.numel()} numbers)"] if count else []
     if with_nan:
         raise ConfigError(
-            f"the weights of the float model have NaN: {enumerate_names(with_nan, MAX_NAMED)}. A "
-            "diverged training causes this: train with a lower rate, or take other weights."
+            f"the weights of the float model have NaN: {enumerate_names(with_nan, MAX_NAMED)}. "
+            "Training may have diverged: use a lower learning rate, or other weights."
         )
 
 

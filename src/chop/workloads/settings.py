@@ -227,14 +227,14 @@ class DistillConfig:
     """Knowledge distillation in further training.
 
     Attributes:
-        distill: train against the float model's answers, too. Labels have the rest of the loss.
-        distill_alpha: weight of the float model's answers, 0 to 1; labels have the rest. Default:
+        distill: also train against the float model's outputs (knowledge distillation).
+        distill_alpha: weight of the float model's outputs, 0 to 1; labels have the rest. Default:
             0.9, and 1 without labels or loss.
         distill_temperature: temperature of the softmax of both models' logits, for classes.
             Default: 2, and 1 for language models.
-        distill_hidden: compare the outputs of layers of equal names as well, by cosine distance or
-            relative mean squared error. Default: only the answers.
-        distill_hidden_weight: weight of that comparison, added to the loss.
+        distill_hidden: also compare the outputs of layers with equal names, by cosine distance or
+            relative mean squared error. Default: only the final outputs.
+        distill_hidden_weight: weight of the loss of layer outputs, which is added.
         distill_teacher: model that replaces the float model as the teacher. It is a run folder, a
             checkpoint, a model folder, a hub name or file.py:Net. Default: the float model.
     """

@@ -94,7 +94,7 @@ class Workload:
         task: task of the model.
         judge: user's function that evaluates models instead of the task's metric; the rows are then
             inputs for calibration, training and timing.
-        teacher: model whose answers a distillation learns; None uses `model`.
+        teacher: model whose outputs the trained model learns (distillation); None uses `model`.
         assumptions: assumptions of the job, for its report.
     """
 
@@ -303,7 +303,7 @@ class Workload:
 
     @property
     def baselines(self) -> dict[str, float]:
-        """Reference lines in figures besides the float model."""
+        """Reference lines in figures, in addition to the float model."""
         return {} if self.chance is None else {"chance": self.chance}
 
     def tuning(self, epochs: int | None, lr: float | None, config: WorkloadConfig) -> Training:
@@ -330,7 +330,7 @@ class Workload:
         return self.with_distillation(training, config)
 
     def can_train(self, config: WorkloadConfig) -> bool:
-        """Returns true if there is a loss for training: the task's, or a teacher's answers."""
+        """Returns true if there is a loss for training: the task's, or a teacher's outputs."""
         return self.task.can_train or config.distillation is not None
 
     def with_distillation(self, training: Training, config: WorkloadConfig) -> Training:

@@ -116,7 +116,7 @@ def test_a_plan_is_searched_for_within_the_memory_of_a_process(tmp_path):
     [
         ({"model": "mpl"}, UnavailableError, "not a local folder or .*did you mean 'mlp'"),
         ({"model": "net.py:Net"}, ConfigError, r"Export its graph with MaseGraph\(model\)"),
-        ({"task": "fill-mask"}, ConfigError, "task: leave it out: model 'mlp' has its own"),
+        ({"task": "fill-mask"}, ConfigError, "task: built-in model 'mlp' has its own"),
         ({"plan": "megatorn"}, PlanError, "did you mean 'megatron'"),
         (
             {"mesh": "2x0"},

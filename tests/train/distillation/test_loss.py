@@ -377,7 +377,7 @@ WRONG = {
     "no temperature": ({"temperature": 0}, "expected above 0"),
     "another kind": ({"hidden": "max"}, "expected 'cosine' or 'mse'"),
     "other classes": ({"teacher": net(outputs=4)}, "shape"),
-    "no name in common": ({"teacher": nn.Linear(8, 3), "hidden": "mse"}, "none in common"),
+    "no name in common": ({"teacher": nn.Linear(8, 3), "hidden": "mse"}, "no layer name in common"),
 }
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def note_doubts(candidates: Sequence[Candidate], workload: Workload) -> None:
     """Records implausible scores as assumptions of the job.
 
-    Reported are disjoint intervals of the float model on validation and test rows, quantized models
+    Reports disjoint intervals of the float model on validation and test rows, quantized models
     that beat float by more than its interval, and formats that training made worse.
     """
     exact, metric = candidates[0], workload.task.metric

@@ -29,7 +29,7 @@ class Subject(Protocol):
     """Model to compress, with its rows: in memory, or block by block.
 
     Attributes:
-        saves_all: save the model whatever its loss.
+        saves_all: save the model regardless of its loss.
     """
 
     saves_all: ClassVar[bool]

@@ -58,7 +58,7 @@ def check_samples(config: CompressConfig, workload: Workload) -> None:
     if task != CAUSAL_LM or IDS not in workload.test.columns:
         raise ConfigError(f"samples: expected a causal language model on texts, got task '{task}'.")
     if has_pictures_in_text(workload.test):
-        raise ConfigError("samples: expected 0, since texts with pictures are not supported.")
+        raise ConfigError("samples: expected 0, since texts with images are not supported.")
     _tokenizer(config)
 
 

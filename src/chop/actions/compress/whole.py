@@ -89,7 +89,7 @@ class WholeModel:
     def save(
         self, report: Report[dict[str, Any]], exact: Candidate, chosen: Candidate, output: Output
     ) -> Report[dict[str, Any]]:
-        """Writes the checkpoint, the transformers folder, the ONNX file and the picture."""
+        """Writes the checkpoint, the transformers folder, the ONNX file and the drawing."""
         config, workload = self.config, self.workload
         saved = save_model(exact, chosen, workload, config, output.results)
         write_model_card(output.results, saved.packed, exact, chosen, workload, config)
@@ -105,18 +105,18 @@ class WholeModel:
         epochs = self.config.qat_epochs
         if has_pictures_in_text(self.workload.train) and epochs != 0:
             raise ConfigError(
-                "--qat-epochs: training on texts with pictures is not supported, since a graph "
+                "--qat-epochs: training on texts with images is not supported, since a graph "
                 "takes one at a time; expected --qat-epochs 0."
             )
         check_samples(self.config, self.workload)
         if epochs and not self.workload.can_train(self.config):
             raise ConfigError(
-                "--qat-epochs: training needs a loss, and --evaluate gives none. Add --loss "
-                "file.py:fn, --task or --distill, or set --qat-epochs 0."
+                "--qat-epochs: training needs a loss, which --evaluate does not define. Add "
+                "--loss file.py:fn, --task or --distill, or set --qat-epochs 0."
             )
 
     def _recipe(self, mg: MaseGraph) -> Recipe:
-        """Returns the exceptions from each format; a vision tower without pictures stays float.
+        """Returns the exceptions from each format; a vision tower without images stays float.
 
         Raises:
             ConfigError: if `skip_vision` is set for a model without a vision tower.
@@ -129,7 +129,7 @@ class WholeModel:
         called = [f"{node.target}." for node in mg.nodes if node.op == "call_module"]
         reached = [path for path in vision if any(name.startswith(f"{path}.") for name in called)]
         if vision and not reached:
-            say(f"The rows have no pictures: {', '.join(vision)} stay in float and unused.")
+            say(f"The rows have no images: {', '.join(vision)} stay in float and unused.")
         if not config.skip_vision:
             return config.recipe
         return replace(config.recipe, skip=(*config.recipe.skip, *reached))
@@ -217,8 +217,8 @@ class WholeModel:
             return "No QAT: --qat-epochs is 0."
         if not self.workload.can_train(self.config):
             return (
-                "No QAT: training needs a loss, and --evaluate gives none. Add --loss file.py:fn, "
-                "--task or --distill."
+                "No QAT: training needs a loss, which --evaluate does not define. Add --loss "
+                "file.py:fn, --task or --distill."
             )
         formats = "the format is" if len(rounded) == 1 else f"all {len(rounded)} formats are"
         where = "" if self.workload.judge else " on the validation rows"

@@ -58,9 +58,9 @@ class RowResult:
         own: metric of the model.
         reference: metric of the float model. This and all following are None without one.
         kl: mean of KL(float || model) over the answers, in nats; None for numeric answers.
-        same: share of answers (for pictures, of pixels) with the float model's largest logit.
+        same: share of answers (for images, of pixels) with the float model's largest logit.
         flips: share of answers that change from right to wrong or from wrong to right (Dutta et
-            al., Accuracy is Not All You Need, arXiv:2407.09141, 2024); None for pictures, as are
+            al., Accuracy is Not All You Need, arXiv:2407.09141, 2024); None for images, as are
             the following counts.
         lost: number of answers that change from right to wrong.
         won: number of answers that change from wrong to right.
@@ -187,7 +187,7 @@ def _columns(task: Task, own: Tensor, labels: Tensor, reference: Tensor | None) 
     """Returns lists of length K: labels, and the inputs of the metric for each model.
 
     For classes also: whether each model is right, whether both agree, and their KL divergence. For
-    pictures, which have a class per pixel, the share and the mean over pixels.
+    images, which have a class per pixel, the share and the mean over pixels.
     """
     predictions, expected = task.metric.read(own, labels)
     columns = {"labels": expected, "own": predictions}

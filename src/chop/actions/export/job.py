@@ -362,4 +362,4 @@ def _row_blocks(loaded: Loaded, rows: Mapping[str, RowResult]) -> list[Block]:
 def _about_tokenizer(config: ExportConfig, loaded: Loaded) -> str | None:
     if not config.tokenizer or loaded.tokenizer is not None or not is_gguf(config.model):
         return None
-    return f"No tokenizer was written: '{config.model}' has none that transformers can read."
+    return f"No tokenizer was written: transformers found no tokenizer in '{config.model}'."

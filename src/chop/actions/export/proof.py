@@ -128,7 +128,7 @@ class RowProof:
         if task.is_categorical:
             same = answers.argmax(-1) == own.argmax(-1)
             self.agreed = (self.agreed or 0) + int(same.sum())
-            self.answers += same.numel() - len(answers)  # counts pixels of pictures
+            self.answers += same.numel() - len(answers)  # counts pixels of images
         predictions, expected = task.metric.read(answers, right)
         self._predictions.append(predictions)
         self._labels.append(expected)

@@ -68,7 +68,7 @@ class SearchJob(Generic[S]):
         report: builds the report of a result.
         export: returns the settings of `chop compress` that build a configuration.
         split: returns the changed settings of each search by its label, if settings describe
-            several searches (besides seeds and samplers); else {}.
+            several searches (apart from seeds and samplers); else {}.
         describe: returns columns about a search for the table that compares several.
         finish: runs after the result is written, for example to emit a circuit.
         is_complete: returns True if `finish` was done for the written result.

@@ -62,8 +62,8 @@ class NasSubject:
         workload = workload_for(config, workload)
         if workload.judge is not None and not workload.can_train(config):
             raise ConfigError(
-                "--evaluate: training needs a loss, and a scoring function has none: pass --loss "
-                "file.py:fn, --task or --distill."
+                "--evaluate: training needs a loss, which a scoring function does not define. Add "
+                "--loss file.py:fn, --task or --distill."
             )
         if workload.judge is None and workload.task.metric.name != "accuracy":
             raise ConfigError(

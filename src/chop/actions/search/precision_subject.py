@@ -72,8 +72,8 @@ class PrecisionSubject:
         config, workload = self.settings, self.workload
         if config.epochs and not workload.can_train(config):
             raise ConfigError(
-                "epochs: training needs a loss, and evaluate has none: give --loss file.py:fn, "
-                "--task or --distill."
+                "epochs: training needs a loss, which evaluate does not define. Add --loss "
+                "file.py:fn, --task or --distill."
             )
         return workload.tuning(config.epochs, config.lr, config) if config.epochs else None
 

@@ -176,7 +176,7 @@ class PrecisionConfig(JudgedConfig, DistillConfig, CircuitOptions, FormatSetting
             )
         if self.pruner is not None and self.goals[0] in COSTS:
             raise ConfigError(
-                f"pruner: leave it out: '{self.goals[0]}' is known before a trial runs."
+                f"pruner: '{self.goals[0]}' is known before a trial runs; leave pruner out."
             )
         if self.lr is not None and not self.epochs:
             raise ConfigError(

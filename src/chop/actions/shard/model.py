@@ -61,7 +61,7 @@ class ShardedModel:
         if builtin_model(config.model):
             if config.task is not None:
                 raise ConfigError(
-                    f"task: leave it out; built-in model '{config.model}' has its own."
+                    f"task: built-in model '{config.model}' has its own; leave task out."
                 )
             mg = _without_cache(load_model(config.model, seed=config.seed))
             return cls(mg, _example(mg, config))
@@ -72,7 +72,7 @@ class ShardedModel:
         from chop.distributed.load import CheckpointSource, meta_graph
 
         if config.task is not None:
-            raise ConfigError(f"task: leave it out: checkpoint '{checkpoint}' has its own.")
+            raise ConfigError(f"task: checkpoint '{checkpoint}' has its own; leave task out.")
         mg = meta_graph(checkpoint)
         mg.model.eval()
         return cls(mg, _example(mg, config), CheckpointSource(checkpoint))

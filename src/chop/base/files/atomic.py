@@ -84,7 +84,7 @@ def atomic_files(folder: str | Path, name: str) -> Iterator[Path]:
 
     The commit is one rename of the new folder to `.{name}.new`. Its files are then moved into
     place. If a kill interrupts that, `latest` finds them, and the next writer of one of these
-    files, whatever the `name`, completes the move first. Moves are serialized across processes and
+    files, under any `name`, completes the move first. Moves are serialized across processes and
     threads, and wait for readers inside `shared_lock`.
 
     Subfolders of the yielded folder replace folders of the same name. `discard_older` adds names of

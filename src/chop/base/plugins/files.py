@@ -46,23 +46,25 @@ def missing(package: str) -> str:
     """Returns the end of a sentence on an extension whose package is unavailable.
 
     >>> missing("mypkg 0.3")
-    'is of the package mypkg 0.3, which is not installed: pip install mypkg'
+    'is from the package mypkg 0.3, which is not installed: pip install mypkg'
     >>> missing("mymodule")
-    'is of the module mymodule, which is not imported: import it, or pass --import mymodule'
+    'is from the module mymodule, which is not imported: import it, or pass --import mymodule'
 
     Args:
         package: result of `get_package`. A module outside of packages has no version.
     """
     name, _, made = package.partition(" ")
     if not made:
-        return f"is of the module {name}, which is not imported: import it, or pass --import {name}"
+        return (
+            f"is from the module {name}, which is not imported: import it, or pass --import {name}"
+        )
     if (here := _installed_version(name)) is None:
-        return f"is of the package {package}, which is not installed: pip install {name}"
+        return f"is from the package {package}, which is not installed: pip install {name}"
     if here == made:
         again = f"pip install {name} --force-reinstall"
-        return f"is of the package {package}, which no longer has it: {again}"
+        return f"is from the package {package}, which no longer has it: {again}"
     other = f"{name} {here} is installed and has none of that name"
-    return f"is of the package {package}, and {other}: pip install '{name}=={made}'"
+    return f"is from the package {package}, and {other}: pip install '{name}=={made}'"
 
 
 def other_version(package: str) -> str | None:

@@ -62,7 +62,7 @@ def find_mismatch(
     """Describes how a capture differs from its model in `eval()` without gradients, or None.
 
     A model can behave differently while it is recorded: transformers skips an attention mask of
-    ones only outside of a recording. The graph alone does not show that. A graph with autocast
+    ones only outside of a recording. The graph does not show that. A graph with autocast
     regions is compared under bfloat16 autocast too.
 
     Args:
@@ -92,7 +92,7 @@ def find_mismatch(
 class GradientCheck:
     """Compares captures of one model with it in calls with gradients, in `train()` and `eval()`.
 
-    The model itself is called once in each mode, whatever the number of captures.
+    The model itself is called once in each mode, regardless of the number of captures.
 
     Args:
         model: the model; it is restored.

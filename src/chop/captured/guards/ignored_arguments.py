@@ -73,6 +73,6 @@ def why_not_ignorable(
         else f"fix it at capture with cf_args={{'{name}': {value!r}}}"
     )
     return (
-        f"captured without {name}, got {name}={came}: the model would use it, but the graph has no "
-        f"such input; {way_out} in MaseGraph, or omit it"
+        f"the graph was captured without {name}, got {name}={came}: the model would use it, but "
+        f"the graph has no such input; {way_out} in MaseGraph, or omit it"
     )

@@ -94,9 +94,9 @@ def check_order(name: str, spec: Any, value: Any) -> None:
         expected, came = list(spec), list(value)
         if expected != came:
             raise GuardError(
-                f"captured for {name} with keys in the order {', '.join(map(str, expected))}, "
-                f"which the model depends on, got {', '.join(map(str, came))}; pass them in that "
-                "order"
+                f"the graph was captured for {name} with keys in the order "
+                f"{', '.join(map(str, expected))}, which the model depends on, got "
+                f"{', '.join(map(str, came))}; pass them in that order"
             )
         parts = [(f"{name}[{key!r}]", spec[key], value[key]) for key in expected]
     elif isinstance(spec, tuple | list):
@@ -113,8 +113,8 @@ def _check_kind(name: str, expected: torch.dtype, came: torch.dtype, where: str)
     kinds = [(x.is_floating_point, x.is_complex) for x in (expected, came)]
     if kinds[0] != kinds[1]:
         raise GuardError(
-            f"captured for {name} of {expected}, got {came}: the model tests the kind of numbers "
-            f"at {where}; capture the model again with such an example"
+            f"the graph was captured for {name} of {expected}, got {came}: the model tests the "
+            f"kind of numbers at {where}; capture the model again with such an example"
         )
 
 
@@ -124,9 +124,9 @@ def _is_strided(x: Any) -> bool:
 
 def _warn(name: str, what: str, expected: str, came: str, where: str) -> None:
     warnings.warn(
-        f"captured for {name} of {what} {expected}, got {came}: the model reads the {what} of a "
-        f"tensor at {where}, and the graph keeps the branch of the example; capture the model "
-        "again with such an example",
+        f"the graph was captured for {name} of {what} {expected}, got {came}: the model reads "
+        f"the {what} of a tensor at {where}, and the graph keeps the branch of the example; "
+        "capture the model again with such an example",
         InputGuardWarning,
         stacklevel=4,
     )

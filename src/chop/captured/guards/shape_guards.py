@@ -214,6 +214,7 @@ def violation_message(guard: ShapeGuard, given: Mapping[str, Any]) -> str:
         )
     reason = f"tested by the model at {guard.where}" if guard.where else "fixed at capture"
     return (
-        f"captured for {guard.expression} ({reason}), got {shapes}; capture the model again with "
+        f"the graph was captured for {guard.expression} ({reason}), got {shapes}; capture the "
+        "model again with "
         "an example of that shape, MaseGraph(model, dummy_in={...})"
     )

@@ -39,7 +39,7 @@ def generator(captured: nn.Module, record: CaptureRecord, cls: type[Any] | None)
     """
     if record.why_no_cache:
         raise CaptureError(
-            f"generate needs a graph with a cache, and that of {record.class_name} has none: "
+            f"generate needs a cache, and the graph of {record.class_name} has no cache: "
             f"{record.why_no_cache}; run mg.to_module().generate()"
         )
     import transformers

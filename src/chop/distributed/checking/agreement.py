@@ -81,7 +81,7 @@ def check_same_model(model: nn.Module, plan: ShardingPlan) -> None:
     for rank, (other, digests) in enumerate(gathered):
         if other != gathered[0][0]:
             raise DistributedError(
-                f"expected the same plan on all processes, but those of 0 and {rank} differ."
+                f"expected the same plan on all processes, but the plans of 0 and {rank} differ."
             )
         if digests != gathered[0][1]:
             known = gathered[0][1]

@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 ZEROS, ORDER = "weight_zero_point", "weight_g_idx"
 PARTS = ("weight_packed", "weight_scale", "weight_shape", "weight_global_scale")
-"""Tensors of a module besides its `weight` and `bias`."""
+"""Tensors of a module other than its `weight` and `bias`."""
 OTHERS = re.compile(
     r"\.(weight|input|output|q|k|v)_(packed|(global_)?scale|zero_point|g_idx|shape)$"
 )

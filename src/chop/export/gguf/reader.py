@@ -146,7 +146,7 @@ def _config(file: Path, header: Header) -> Any:
         )
     if not isinstance(name, str) or name not in known:
         raise ConfigError(
-            f"'{file}' is of the architecture {name!r:.80}, which is not read; those that are: "
+            f"'{file}' has the architecture {name!r:.80}, which is not supported; expected one of "
             f"{', '.join(sorted(known))}."
         )
     _check_header(file, name, header)

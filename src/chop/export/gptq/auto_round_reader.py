@@ -1,9 +1,10 @@
 """auto-round reader: folders of Intel's AutoRound as packed layers.
 
 Source of the layout: auto-round 0.13, `auto_round/export/export_to_autoround`. The setting
-`packing_format`, `backend` in older releases, names the tensors: those of GPTQ or AWQ, those of
-compressed-tensors for MXFP and NVFP4, or auto-round's own. Its own are GPTQ's with zero points as
-they are, and without `g_idx`. `extra_config` has the settings of single layers.
+`packing_format`, `backend` in older releases, selects the tensor names. They are those of GPTQ
+or AWQ, of compressed-tensors for MXFP and NVFP4, or of auto-round. The layout of auto-round is that
+of GPTQ with unchanged zero points and without `g_idx`. `extra_config` has the settings of single
+layers.
 """
 
 from __future__ import annotations

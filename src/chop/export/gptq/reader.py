@@ -2,8 +2,8 @@
 
 Source of the layout: GPTQModel 2.0. `qweight` int32 (inputs bits / 32, outputs) holds the codes of
 a column from the low bits on. `qzeros` int32 (groups, outputs bits / 32) holds the zero points of a
-row likewise, minus one in format `gptq`. `scales` is (groups, outputs), and `g_idx` the group of
-each input.
+row in the same way, minus one in format `gptq`. `scales` is (groups, outputs), and `g_idx` the
+group of each input.
 """
 
 from __future__ import annotations

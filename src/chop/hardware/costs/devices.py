@@ -55,7 +55,7 @@ class Family:
         table_words: number of 1-bit words that one lookup table stores.
         small_rams: memories built from a few lookup tables; empty if these are not writable.
         logic: mean number of lookup tables that replace one with 6 inputs.
-        input_registers: a multiplier includes a register for each factor besides that of the
+        input_registers: a multiplier includes a register for each factor in addition to that of the
             product. On ECP5, `chop.hardware.folds.absorb` uses them if they have no enable.
         added: mean share of the sums of two products that multipliers compute themselves.
         soft_gates: lookup tables for each bit of the partial-product rows that no sum absorbs, in a

@@ -34,7 +34,7 @@ FAST, SLOW = "-O1", "-O0"
 -O1 compile longer without faster simulation.
 """
 CHUNK_BYTES = 100_000
-"""Minimum size of a compilation unit. Verilator's headers alone take half a second to compile."""
+"""Minimum size of a compilation unit. The headers of Verilator take half a second to compile."""
 BUILD_SECONDS = 1800
 
 

@@ -114,7 +114,7 @@ def plan_requantize(site: Site) -> ComponentPlan:
     multiplier, latency = None, ROUND_STAGES
     if division is not None or _multiplies(operator):
         latency += MULTIPLY_STAGES
-        # The addend that rounds the quotient counts to the width of the product.
+        # The addend that rounds the quotient adds to the width of the product.
         half = 0 if division is None else 1 << division.dropped - 1
         product = bit_width(read.edge.low * largest, read.edge.high * largest + half)
         parameters |= {"MULTIPLIES": 1, "PRODUCT_W": product}
@@ -192,7 +192,7 @@ def _elementwise(
 
     Args:
         site: site of the operator.
-        parameters: module parameters besides `LANES` and `OUT_W`.
+        parameters: module parameters other than `LANES` and `OUT_W`.
         multiplier: factor widths in bits of a lane's multiplier.
         memories: read-only memories.
     """

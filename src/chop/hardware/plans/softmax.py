@@ -15,7 +15,7 @@ from chop.nn.integer.edge import bit_width
 from chop.nn.integer.mask import KeptKeys
 
 PIPELINE = 12
-"""Pipeline registers of a row besides the counted stages, with a margin."""
+"""Pipeline registers of a row in addition to the counted stages, with a margin."""
 STAGES = 17
 """Registers ahead of a row's first result, which waits for the sum of the row."""
 MASK_STAGES = 4

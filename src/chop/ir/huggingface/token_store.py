@@ -85,8 +85,8 @@ class StoreRule:
         label = self.number_format.label
         if not self.number_format.is_fitted:
             raise ConfigError(
-                f"cache format {label}: it is fitted to samples, and a cache has none before its "
-                "tokens; specify its fields as numbers, or use group_integer, which scales groups."
+                f"cache format {label}: it is calibrated on samples, and a new cache has no "
+                "samples; specify its fields as numbers, or use group_integer, which scales groups."
             )
         layout = self.number_format.layout()
         scaling = None if layout is None else layout.scaling

@@ -1,4 +1,4 @@
-"""Hugging Face vision-language models: the modules besides the text decoder."""
+"""Hugging Face vision-language models: the modules outside the text decoder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chop.errors import ConfigError
 def vision_modules(model: Any) -> list[str]:
     """Returns the paths of the vision tower and the projector to token embeddings.
 
-    These are the modules with parameters besides the text decoder, at each level of the module
+    These are the modules with parameters outside the text decoder, at each level of the module
     tree, except the output layer. Names differ between models.
 
     Returns: an empty result for a model without a vision tower.
@@ -37,18 +37,18 @@ def check_has_vision(model: Any, where: str) -> list[str]:
         model: any model.
         where: setting that needs them, for messages.
     Raises:
-        ConfigError: if the model has no vision tower besides a text decoder.
+        ConfigError: if the model has no vision tower next to a text decoder.
 
     Example:
         >>> check_has_vision(nn.Linear(2, 2), "skip_vision")
         Traceback (most recent call last):
         ...
-        chop.errors.ConfigError: skip_vision: Linear has no vision tower besides a text decoder.
+        chop.errors.ConfigError: skip_vision: Linear has no vision tower next to a text decoder.
     """
     paths = vision_modules(model)
     if not paths:
         name = type(model).__name__
-        raise ConfigError(f"{where}: {name} has no vision tower besides a text decoder.")
+        raise ConfigError(f"{where}: {name} has no vision tower next to a text decoder.")
     return paths
 
 

@@ -78,7 +78,7 @@ def shared_exponent(values, SCALE: tl.constexpr):
     # As integers, bits of magnitudes sort like the numbers, with infinity and NaN at the top.
     largest = tl.max(bits, axis=1)
     has_non_finite = largest >= INFINITE
-    # If scales can be NaN, a row with NaN or infinity becomes NaN, whatever its exponent.
+    # If scales can be NaN, a row with NaN or infinity becomes NaN, regardless of its exponent.
     if not SCALE.has_nan:
         largest = tl.max(tl.where(bits < INFINITE, bits, 0), axis=1)
     amax = bits_to_float(largest)

@@ -99,7 +99,7 @@ class IntegerNorm(IntegerOperator):
 
     That is (x - mean) / sqrt(variance + eps) with F fractional bits: the mean is multiplied by C,
     and variance and eps by C^2 / step^2, which makes them integers. EPS is in units of 2^-2k, and
-    at least 1. In a constant row C x = S: u is zero whatever R is, and there is no division by
+    at least 1. In a constant row C x = S: u is zero for any R, and there is no division by
     zero. Scale and shift are exact; the reader rounds the result.
 
     Width: V is at most (C (high - low) / 2)^2. k is 16 ("small"), and in both modes
@@ -166,7 +166,7 @@ class IntegerNorm(IntegerOperator):
         variance = self.count * squares - total * total
         root = integer_sqrt((variance << 2 * self.root) + self.eps)
         reciprocal = torch.div(1 << self.reciprocal, root, rounding_mode="floor")
-        # In a constant row only EPS is left under the root, and x - mean is zero whatever R is.
+        # In a constant row only EPS is left under the root, and x - mean is zero for any R.
         reciprocal = reciprocal.clamp(max=1 << self.reciprocal - self.root)
         centered = self.count * codes - total
         u = round_shift(centered * reciprocal, self.reciprocal - self.root - self.fraction)

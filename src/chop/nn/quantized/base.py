@@ -51,7 +51,7 @@ class QuantizedOperator(QuantizedState):
     With `gradient="lsq"` the operator has a parameter for the learned scales of each operand:
     `weight_scale`, `data_in_scale` ..., float32 (n,), which exist from the beginning so that
     optimizers know them. The number of weight scales depends on the format; inputs and results have
-    those of one row, whatever the batch. All-zero scales are uninitialized: they are measured from
+    those of one row for any batch size. All-zero scales are uninitialized: they are measured from
     the tensor at each call. The first call in training mode stores them, or in evaluation the first
     gradient. `freeze_scales` ends the training of scales.
 
@@ -63,7 +63,7 @@ class QuantizedOperator(QuantizedState):
     """
 
     operands: tuple[str, ...] = ("data_in",)
-    """Operands to quantize, besides `data_out`."""
+    """Operands to quantize, in addition to `data_out`."""
     fallback: ClassVar[Mapping[str, str]] = {}
     """Operands that use another operand's format if a config omits them."""
     exact_buffers: ClassVar[tuple[str, ...]] = tuple(RANGE_NAMES.values())

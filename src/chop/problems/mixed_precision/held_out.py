@@ -27,7 +27,7 @@ class HeldOutScore:
         interval: confidence interval of the value, see `chop.train.intervals.compute_interval`.
         predictions: (K, ...) predictions for the metric; K is the number of compared answers.
         divergences: float64 (K,) KL divergence from the float model's answers in nats, for classes.
-            For pictures, the mean over pixels.
+            For images, the mean over pixels.
         losses: float64 (K,) task loss of each answer. None if the loss is not an objective.
     """
 

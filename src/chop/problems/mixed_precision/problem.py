@@ -45,7 +45,7 @@ Score = str
 METRIC = "metric"
 """Placeholder for the name of the task metric."""
 SCORES = ("loss", "kl")
-"""Scores besides the task metric; kl only for classes."""
+"""Scores in addition to the task metric; kl only for classes."""
 MEMORY_BYTES = 2**31
 """Memory limit of the cache of rounded weights."""
 REPORTS = 4

@@ -97,7 +97,7 @@ def best_share(
 
     drawn = sorted(map(scored, _drawn(space, sample, seed)), reverse=True)
     bar = drawn[math.ceil(share * len(drawn)) - 1]
-    # The configuration whose score is the threshold must pass on other machines, too.
+    # The configuration whose score is the threshold must also pass on other machines.
     lowest = bar - SAME_SCORE * abs(bar)
 
     def why_infeasible(values: Mapping[str, Any]) -> str | None:

@@ -130,7 +130,7 @@ class History:
     """Trials of a study as arrays.
 
     Attributes:
-        taken: codes of all proposed configurations, whatever their outcome.
+        taken: codes of all proposed configurations, with any outcome.
         pending: codes of running and waiting trials.
         undecided: number of earlier running trials without a configuration.
         dropped: codes of pruned trials.

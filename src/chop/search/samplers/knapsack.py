@@ -64,8 +64,8 @@ def by_integer_program(
 def by_merging(worth: Array, counts: Sequence[int], total: Array, most: float) -> Codes | None:
     """Solves `best_sum` for one limit in a fraction of the time of an integer program.
 
-    Choice by choice, partial solutions are extended by each option. Those survive that no other
-    dominates in worth and total, and from which an upper bound can still reach the best known sum.
+    Choice by choice, partial solutions are extended by each option. A solution survives if no other
+    dominates it in worth and total, and an upper bound shows that it can reach the best known sum.
 
     Returns: option indices (D,), or None if the limit excludes all, or there are too many partial
     solutions.
@@ -151,7 +151,7 @@ def _without_stdout() -> Iterator[None]:
     """Context manager that discards the standard output of C code.
 
     HiGHS prints the name of a function (`transformNewIntegerFeasibleSolution`) when it repairs a
-    solution, whatever its output settings are.
+    solution, regardless of its output settings.
     """
     try:
         saved = os.dup(1) if os.name == "posix" else None

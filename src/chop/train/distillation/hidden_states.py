@@ -40,8 +40,8 @@ class HiddenStates:
         self._layers = {name: layer for name, layer in own.items() if name in others}
         if not self._layers:
             raise ConfigError(
-                "distill: hidden compares layers of equal names, and the model has none in common "
-                "with the teacher; leave hidden out."
+                "distill: hidden compares layers of equal names, and the model and its teacher "
+                "have no layer name in common; leave hidden out."
             )
         self._student: Recorded = {}
         self._teacher: Recorded = {}

@@ -36,7 +36,7 @@ def labeled_feed(
         model: model to train.
         rows: as for `Feed`; with distillation, also rows without labels, see `read_inputs`.
         batch_size: rows per batch.
-        task: task of the model; without labels, by default inferred from the teacher's answers.
+        task: task of the model; without labels, by default inferred from the teacher's outputs.
         device: see `Feed`.
         distill: settings; None requires labels.
     Raises:
@@ -53,7 +53,7 @@ def labeled_feed(
     inputs = read_inputs(model, rows)
     if task is None:
         task = infer_unlabeled_task(Teacher.of(distill.teacher), inputs)
-    assume(f"The rows have no labels: the teacher's answers train, as those of task {_name(task)}.")
+    assume(f"The rows have no labels: only the teacher is used, as task {_name(task)}.")
     feed = Feed(model, inputs, batch_size, task, device)
     feed.without_own_loss()
     return feed, False
@@ -142,7 +142,7 @@ class Distiller:
             (x, expected), (y, _) = task.compare(answers, labels), task.compare(goal, labels)
             if x.shape != y.shape:
                 raise ConfigError(
-                    f"distill: the teacher's answers have the shape {tuple(goal.shape)}, and the "
+                    f"distill: the teacher's outputs have the shape {tuple(goal.shape)}, and the "
                     f"model's {tuple(answers.shape)}; expected a teacher of the same task."
                 )
             return self._soft[task.name](x, y, expected, temperature)

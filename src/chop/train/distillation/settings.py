@@ -90,8 +90,8 @@ class Distillation:
         has_classes = any(loss is not squared_difference for loss in soft_losses(task).values())
         if not has_classes and self.temperature not in (None, 1):
             raise ConfigError(
-                f"distill: temperature {self.temperature:g} applies to classes, and the answers of "
-                f"task '{task.name}' are numbers; leave it out."
+                f"distill: temperature {self.temperature:g} applies to classes, and task "
+                f"'{task.name}' predicts numbers; leave temperature out."
             )
         usual = TEMPERATURE if has_classes and task.labels_from is None else 1.0
         temperature = usual if self.temperature is None else float(self.temperature)
@@ -132,7 +132,7 @@ def describe_distillation(record: Mapping[str, Any], teacher: str = "the float m
     """Describes recorded settings in a sentence, see `Distillation.record`."""
     alpha = record["alpha"]
     parts = [f"{1 - alpha:g} of the task's loss"] if alpha < 1 else []
-    parts.append(f"{alpha:g} of the difference from its answers")
+    parts.append(f"{alpha:g} of the difference from its outputs")
     temperature = record["temperature"]
     heat = f" at temperature {temperature:g}" if temperature != 1 else ""
     hidden = HIDDEN.get(record.get("hidden", ""))

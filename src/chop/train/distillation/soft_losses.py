@@ -1,6 +1,6 @@
-"""Losses that compare a model's answers with a teacher's, for each kind of task.
+"""Losses that compare a model's outputs with a teacher's, for each kind of task.
 
-Shapes: B rows, H rows and W columns of pixels, C classes, K compared answers.
+Shapes: B rows, H rows and W columns of pixels, C classes, K compared outputs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from chop.errors import ConfigError
 from chop.train.task import IGNORED, Task
 
 SoftLoss = Callable[[Tensor, Tensor, Tensor, float], Tensor]
-"""(answers, teacher's answers, labels, temperature) -> mean loss, a scalar; 0 without answers.
+"""(outputs, teacher's outputs, labels, temperature) -> mean loss, a scalar; 0 without outputs.
 
 Answers and labels have the form of the task's `compare`.
 """
@@ -88,7 +88,7 @@ def pixel_divergence(
 def binary_divergence(
     answers: Tensor, teacher: Tensor, labels: Tensor, temperature: float
 ) -> Tensor:
-    """Returns T^2 KL between the Bernoulli distributions of two logits, the mean over all answers.
+    """Returns T^2 KL between the Bernoulli distributions of two logits, the mean over all outputs.
 
     Args:
         answers: logits of any shape.

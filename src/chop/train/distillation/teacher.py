@@ -1,4 +1,4 @@
-"""Teacher of a distillation: a frozen model, its answers, and labels derived from them.
+"""Teacher of a distillation: a frozen model, its outputs, and labels derived from them.
 
 Shapes: B rows, T tokens, C classes, N rows of the data.
 """
@@ -24,11 +24,11 @@ from chop.train.segmentation import SEGMENTATION
 from chop.train.task import IGNORED, TASKS, Task
 
 STORED_BYTES = 2**28
-"""Maximum size of a teacher's answers in memory; larger ones are computed in each step."""
+"""Maximum size of a teacher's outputs in memory; larger ones are computed in each step."""
 
 
 class Teacher:
-    """Frozen model that answers rows, in evaluation mode and without gradients.
+    """Frozen model that runs in evaluation mode and without gradients.
 
     Answers to all rows are computed once, in batches that do not depend on the order of training,
     and stored if they take at most `STORED_BYTES`.
@@ -75,15 +75,15 @@ class Teacher:
     def answers(
         self, batch: Answered, feed: Feed, like: Tensor, *, is_stored: bool = True
     ) -> Tensor:
-        """Returns the answers to a batch in the form of `read_answers`.
+        """Returns the outputs for a batch in the form of `read_answers`.
 
         Args:
             batch: the batch.
             feed: origin of the batch.
-            like: the student's answers; stored answers to texts are padded to their length.
+            like: the student's outputs; stored outputs for texts are padded to their length.
             is_stored: false runs the model, for layers that are watched.
         Raises:
-            ConfigError: an answer is NaN.
+            ConfigError: if an output is NaN.
         """
         stored = self._answers_to_all(feed) if is_stored else None
         if stored is None:
@@ -93,7 +93,7 @@ class Teacher:
         return _padded(rows, like.shape[1]) if self._is_ragged else torch.stack(rows)
 
     def _answers_to_all(self, feed: Feed) -> list[Tensor] | None:
-        """Returns the answers of each row; None if they are too large."""
+        """Returns the outputs for each row; None if they are too large."""
         key = (feed.batch_size, feed.task.name, str(feed.device))
         if self._rows is feed.rows and self._key == key:
             return self._stored
@@ -113,10 +113,10 @@ class Teacher:
         return self._stored
 
     def _checked(self, answers: Tensor) -> Tensor:
-        """Checks the first answers only, since a check waits for the device."""
+        """Checks the first outputs only, because a check waits for the device."""
         is_first, self._is_checked = not self._is_checked, True
         if is_first and bool(answers.isnan().any()):
-            raise ConfigError("distill: the teacher's answers have NaN; expected a working model.")
+            raise ConfigError("distill: the teacher's outputs have NaN; expected a working model.")
         return answers
 
 
@@ -158,7 +158,7 @@ def load_teacher(given: Any) -> nn.Module:
 
 
 def infer_unlabeled_task(teacher: Teacher, rows: Rows) -> Task:
-    """Infers the task of rows without labels from the shape of the teacher's answers.
+    """Infers the task of rows without labels from the shape of the teacher's outputs.
 
     Raises:
         ConfigError: the shape does not tell classes from numbers.
@@ -169,7 +169,7 @@ def infer_unlabeled_task(teacher: Teacher, rows: Rows) -> Task:
     kinds = {2: "classification", 3: "token-classification", 4: SEGMENTATION}
     if answers.dim() not in kinds or (answers.dim() == 2 and answers.shape[1] < 2):
         raise ConfigError(
-            f"distill: the rows have no labels, and answers of shape {tuple(answers.shape)} are "
+            f"distill: the rows have no labels, and outputs of shape {tuple(answers.shape)} are "
             "numbers or logits; give task='regression' or task='binary'."
         )
     return TASKS[kinds[answers.dim()]]
@@ -180,7 +180,7 @@ def answers_as_labels(task: Task, answers: Tensor, columns: Mapping[str, Tensor]
 
     Args:
         task: the task.
-        answers: the teacher's answers (B, ...).
+        answers: the teacher's outputs (B, ...).
         columns: columns of the batch; tokens with an `attention_mask` of 0 are `IGNORED`.
     """
     if task.name == SEGMENTATION:
@@ -197,7 +197,7 @@ def answers_as_labels(task: Task, answers: Tensor, columns: Mapping[str, Tensor]
 
 
 def _padded(rows: list[Tensor], length: int) -> Tensor:
-    """Stacks the answers to texts, each cut or padded to a number of tokens."""
+    """Stacks the outputs for texts, each cut or padded to a number of tokens."""
     padded = rows[0].new_zeros(len(rows), length, *rows[0].shape[1:])
     for place, row in zip(padded, rows, strict=True):
         place[: len(row)] = row[:length]
