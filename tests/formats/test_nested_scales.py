@@ -94,3 +94,35 @@ def test_rows_of_super_blocks_are_decoded_separately():
     # A shape of -1 rows is that of codes that are a part of a tensor.
     parts = rows.codes, rows.scales, None, [-1, 300], fmt.key, torch.float32
     assert torch.equal(torch.ops.chop.decode(*parts), fmt.decode(rows))
+
+
+@pytest.mark.parametrize("fmt", [NF4(), NF4(nested=True), KQuant(3), KQuant(4)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_huge_values_saturate_to_finite_ones(fmt, dtype):
+    x = torch.tensor([1.0, -1.0, 0.5]).repeat(200).to(dtype).view(2, 300)
+    x = x * torch.finfo(dtype).max
+    y = fmt.round(x)
+    assert y.isfinite().all() and torch.equal(y, fmt.decode(fmt.encode(x)))
+    assert torch.equal(y.sign(), x.sign())
+    within = (y - x).abs() <= 0.15 * x.abs()
+    assert (fmt.saturates(x) | within).all()
+
+
+@pytest.mark.parametrize("fmt", [NF4(), KQuant(3), KQuant(4)])
+def test_infinities_saturate_without_finite_values(fmt):
+    x = torch.tensor([[torch.inf, -torch.inf, torch.nan, 0.0]])
+    assert fmt.saturates(x).tolist() == [[True, True, False, False]]
+    assert fmt.round(x)[0, :2].isfinite().all() and fmt.round(x)[0, 2].isnan()
+
+
+@pytest.mark.parametrize("width", [2, 4, 5])
+def test_values_below_the_smallest_step_become_zero(width):
+    x = torch.randn(2, 300) * 1e-6
+    assert (KQuant(width).round(x) - x).norm() <= x.norm()
+
+
+@pytest.mark.parametrize("fmt", [NF4(), NF4(nested=True), KQuant(3), KQuant(4)])
+def test_tensors_without_data_have_their_shape(fmt):
+    x = torch.empty(3, 300, dtype=torch.bfloat16, device="meta")
+    for y in (fmt.round(x), fmt.decode(fmt.encode(x))):
+        assert (y.shape, y.dtype, y.device) == (x.shape, x.dtype, x.device)

@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM
 
 from chop import passes
 from chop.export.targets import TARGETS
-from chop.ir.huggingface.card import CardFacts, add_rows, card_rows, is_own, write_card
+from chop.ir.huggingface.card import CardFacts, add_rows, card_rows, code, is_own, write_card
 from chop.ir.huggingface.folder import note_formats
 from tests.export.decoders import captured, quantized
 
@@ -27,6 +27,17 @@ tags: [a, b]
 ---
 text
 license: mit
+"""
+
+
+FIRST_CARD = """---
+library_name: transformers
+tags: [chop, quantized]
+---
+
+# A, quantized by chop
+
+warning. `chop export FOLDER --to TARGET` writes the model for engines that do not have chop.
 """
 
 
@@ -78,6 +89,50 @@ def test_a_card_shares_license_and_base_of_a_local_model(folder, tmp_path):
     assert card_rows(folder / "README.md")["base model"] == "without card"
 
 
+@pytest.mark.parametrize(
+    "metadata, shared",
+    [
+        ("license: my own license", {"license": "my own license"}),
+        ("license: [mit, apache-2.0]", {"license": "mit"}),
+        ("license: 'mit'  # free", {"license": "mit"}),
+        ("license: Lizenz-\u00fc", {"license": "Lizenz-\u00fc"}),
+        ("license_link: https://a.b/c?x=1&y=2", {"license_link": "https://a.b/c?x=1&y=2"}),
+        ("license: null\nbase_model: {a: b}", {}),
+        ("license: !!python/object:os.system x", {}),
+        ("license: [[[", {}),
+        ("license: " + "[" * 100_000, {}),
+        ("- license", {}),
+    ],
+)
+def test_shared_metadata_is_parsed_as_yaml(folder, tmp_path, metadata, shared):
+    base = tmp_path / "base"
+    base.mkdir()
+    (base / "README.md").write_text(f"---\n{metadata}\n---\n", encoding="utf-8")
+    write_card(folder, CardFacts(base=str(base)))
+    keys = ("license", "license_link", "base_model")
+    assert {key: x for key, x in data(folder).items() if key in keys} == shared
+
+
+@pytest.mark.parametrize(
+    "name", ["a: b | c", "new\nline # x", "<!-- x", "# `tick`", "{name} \u00fc"]
+)
+def test_any_folder_name_is_a_title_and_a_row(folder, tmp_path, name):
+    write_card(
+        folder, CardFacts(base=str(tmp_path / name), rows={"command": code(f"chop '{name}'")})
+    )
+    text, line = (folder / "README.md").read_text(), " ".join(name.split())
+    (title,) = [x for x in text.splitlines() if x.startswith("# ")]
+    rows = card_rows(folder / "README.md")
+    assert title == f"# {line}, quantized by chop".replace("|", r"\|").replace("<", r"\<")
+    assert rows["base model"] == line and f"chop '{line}'" in rows["command"]
+    assert is_own(folder / "README.md") and data(folder)["library_name"] == "transformers"
+
+
+def test_code_spans_have_a_longer_fence_than_their_text():
+    assert code("chop a") == "`chop a`"
+    assert code("a `b` ``c") == "``` a `b` ``c ```"
+
+
 @pytest.mark.parametrize("name, license_name", [("README.md", "apache-2.0"), ("config.json", None)])
 def test_a_hub_model_is_the_base(folder, tmp_path, monkeypatch, name, license_name):
     cache = tmp_path / "hub"
@@ -101,7 +156,8 @@ def test_a_hub_model_is_the_base(folder, tmp_path, monkeypatch, name, license_na
 
 def test_a_card_of_somebody_else_stays(packed, folder):
     card = folder / "README.md"
-    for text in ("mine", f"{card.read_text()}\nMy measurements.", card.read_text() + "x"):
+    edited = (f"{text}\nMy measurements." for text in (FIRST_CARD, card.read_text()))
+    for text in ("mine", "See tags: [chop, quantized] above.", *edited, card.read_text() + "x"):
         card.write_text(text)
         packed.save_pretrained(folder)
         add_rows(folder, {"method": "x"}, "")
@@ -113,7 +169,7 @@ def test_a_card_of_chop_is_replaced(packed, folder, ends):
     card = folder / "README.md"
     text = card.read_text()
     if ends == "first version":
-        card.write_text("---\nlibrary_name: transformers\ntags: [chop, quantized]\n---\n\n# A\n")
+        card.write_text(FIRST_CARD)
     elif ends == "carriage returns":
         card.write_bytes(text.replace("\n", "\r\n").encode())
     assert is_own(card)

@@ -39,7 +39,8 @@ def test_every_format_by_name_through_the_pass_and_a_checkpoint(net_graph, name,
     restored = MaseGraph.from_checkpoint(tmp_path / "checkpoint")
     assert torch.equal(restored.model(x), y.detach())
     bits = passes.calculate_avg_bits_mg_analysis_pass(quantized)[1]
-    most = (32, 32) if name == "k_quant" else (24, 16)  # scales for 256 columns in each short row
+    # A row of 3 to 8 elements has the 16 bytes of scales of a super-block: 46.7 to 20 bits each.
+    most = (30.5, 23) if name == "k_quant" else (24, 16)
     assert bits["w_avg_bit"] < most[0] and bits["data_avg_bit"] < most[1]
 
 

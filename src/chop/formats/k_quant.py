@@ -137,13 +137,13 @@ class KQuant(NumberFormat):
 
     def saturates(self, x: Tensor) -> Tensor:
         """Returns True for values that round beyond the ends of their group."""
-        wanted = [self._wanted(rows)[0] for rows in _parts(x)]
+        wanted = [self._unclamped(rows)[0] for rows in _super_blocks(x)]
         codes = _joined(wanted, x)
         return (codes < self.element.lowest_code) | (codes > self.element.largest_code)
 
     def encode(self, x: Tensor) -> Encoded:
         """Encodes codes in the order of `x`, and a record of scales per super-block."""
-        parts = [self._wanted(rows) for rows in _parts(x)]
+        parts = [self._unclamped(rows) for rows in _super_blocks(x)]
         codes = _joined([one for one, _ in parts], x)
         codes = codes.clamp(self.element.lowest_code, self.element.largest_code).long()
         scales = torch.cat([self.pack_scales(*one) for _, one in parts])
@@ -220,20 +220,19 @@ class KQuant(NumberFormat):
         spare = GROUP - width  # shifted there and back, the sign fills the spare bits
         return _Parts((scales << spare).view(torch.int8) >> spare, None, factors, None)
 
-    def _wanted(self, rows: Tensor) -> tuple[Tensor, _Parts]:
+    def _unclamped(self, rows: Tensor) -> tuple[Tensor, _Parts]:
         """Returns unclamped codes of super-blocks, float64 (supers, 256), and their scales."""
-        x = rows.double()
-        finite = x.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        x = rows.double().nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
+        # Sums of squares and cubes of float32 numbers are float64 numbers.
+        finite = cast(x, torch.float32).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).double()
         groups = finite.view(-1, self.kind.group)
         parts = (self._with_minima if self.kind.has_minimum else self._signed)(groups)
         steps = (parts.scales * parts.factors.double())[..., None]
         moved = x.view(*steps.shape[:2], self.kind.group)
         if parts.minima is not None and parts.minimum_factors is not None:
             moved = moved + (parts.minima * parts.minimum_factors.double())[..., None]
-        moved = moved.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
-        codes = (moved / steps.masked_fill(steps == 0, torch.inf)).nan_to_num(
-            nan=0.0, posinf=torch.inf, neginf=-torch.inf
-        )
+        # A group of zeros has code 0; infinities beside them saturate.
+        codes = moved / steps.masked_fill(steps == 0, torch.finfo(torch.float64).max)
         return codes.round().view(len(rows), SUPER), parts
 
     def _signed(self, groups: Tensor) -> _Parts:
@@ -246,7 +245,7 @@ class KQuant(NumberFormat):
         wanted = wanted.masked_fill(~groups.any(-1).view(wanted.shape), 0.0)
         lowest = -(2 ** (self.kind.scale_width - 1))
         peak = wanted.gather(1, wanted.abs().argmax(1, keepdim=True))
-        factors = _half(peak / lowest)
+        factors = cast(peak / lowest, torch.float16)
         scales = (wanted / _divisor(factors)).round().clamp(lowest, -lowest - 1)
         return _Parts(scales.long(), None, factors, None)
 
@@ -256,10 +255,12 @@ class KQuant(NumberFormat):
         rounded = list[Tensor]()
         for wanted in _fit(groups, self.element.largest_code):
             by_super = wanted.view(-1, SUPER // self.kind.group)
-            factors = _half(by_super.amax(1, keepdim=True) / last)
+            factors = cast(by_super.amax(1, keepdim=True) / last, torch.float16)
             codes = (by_super / _divisor(factors)).round().clamp(0, last)
             rounded += [codes.long(), factors]
-        return _Parts(rounded[0], rounded[2], rounded[1], rounded[3])
+        scales, factors, minima, minimum_factors = rounded
+        # Without steps, minima would be the values of the whole group.
+        return _Parts(scales, minima, factors, minimum_factors.masked_fill(factors == 0, 0.0))
 
 
 @cache
@@ -327,16 +328,12 @@ def _fit(groups: Tensor, last: int) -> tuple[Tensor, Tensor]:
     return best.masked_fill(~groups.any(-1, keepdim=True), 0.0), -minimum
 
 
-def _half(values: Tensor) -> Tensor:
-    """Returns the nearest finite float16 numbers."""
-    return cast(values, torch.float16)
-
-
 def _divisor(factors: Tensor) -> Tensor:
+    """Returns factors as divisors, by which every number becomes 0 if a factor is 0."""
     return factors.double().masked_fill(factors == 0, torch.inf)
 
 
-def _parts(x: Tensor) -> Sequence[Tensor]:
+def _super_blocks(x: Tensor) -> Sequence[Tensor]:
     """Returns chunks of super-blocks, padded with zeros, (supers, 256) each."""
     blocks = Blocks((SUPER,)).split(x.detach()).reshape(-1, SUPER if x.numel() else 1)
     blocks = F.pad(blocks, (0, SUPER - blocks.size(1)))

@@ -36,9 +36,10 @@ HALF_FLOATS = (
 TABLES = {"nf4": QUANTILES, "fp4": (*HALF_FLOATS, *(0.0 - x for x in HALF_FLOATS))}
 NESTED_GROUP = 256
 """Scales that share a scale of their own."""
-NESTED_BINADES = 7
+NESTED_DECADES = 7
 """Decades of the table of nested scales."""
 FLOAT_BYTES = 4
+LARGEST_FLOAT = torch.finfo(torch.float32).max
 FEW = 16
 """Numbers up to which a CPU compares values with all of them."""
 
@@ -112,9 +113,9 @@ def nested_table() -> tuple[float, ...]:
     Source: the dynamic map of Dettmers 2016, arXiv:1511.04561, section 2.4.
     """
     numbers = [0.0, 1.0]
-    for binade in range(NESTED_BINADES):
-        ends = torch.linspace(0.1, 1, 2**binade + 1, dtype=torch.float32, device="cpu")
-        middles = 10.0 ** (binade + 1 - NESTED_BINADES) * ((ends[:-1] + ends[1:]) / 2)
+    for decade in range(NESTED_DECADES):
+        ends = torch.linspace(0.1, 1, 2**decade + 1, dtype=torch.float32, device="cpu")
+        middles = 10.0 ** (decade + 1 - NESTED_DECADES) * ((ends[:-1] + ends[1:]) / 2)
         numbers += [*middles.tolist(), *(-middles).tolist()]
     return tuple(sorted(numbers))
 
@@ -136,7 +137,7 @@ class NestedScale(Scaling):
 
     def scales(self, statistics: Tensor, non_finite: Tensor | None = None) -> Scales:
         """Returns the scales that `restore` reads from their codes."""
-        largest = statistics.float()
+        largest = statistics.clamp(max=LARGEST_FLOAT).float()
         if largest.is_meta or not largest.numel():
             return Scales(largest.double(), largest)
         restored = self.restore(self.pack(largest), largest.numel(), None)
@@ -147,7 +148,8 @@ class NestedScale(Scaling):
         flat = codes.reshape(-1).float()
         if not flat.numel():
             return flat.new_empty(0, dtype=torch.uint8)
-        mean = flat.mean()
+        mean = flat.mean()  # in float32 like bitsandbytes, unless the sum overflows
+        mean = torch.where(mean.isfinite(), mean, flat.double().mean().float())
         deviations = flat - mean
         padded = torch.nn.functional.pad(deviations, (0, -flat.numel() % NESTED_GROUP))
         rows = padded.view(-1, NESTED_GROUP)
@@ -164,7 +166,7 @@ class NestedScale(Scaling):
         floats = packed[count:].clone().view(torch.float32)
         nested = floats[:-1].repeat_interleave(NESTED_GROUP)[:count]
         scales = table[packed[:count].int()] * nested + floats[-1]
-        return scales.double().view(-1, 1)
+        return scales.clamp(max=LARGEST_FLOAT).double().view(-1, 1)
 
 
 def pack_nested(codes: Tensor, nested: Tensor, mean: Tensor) -> Tensor:
@@ -189,9 +191,10 @@ class NF4(ScaledFormat):
     s = m + n u in float32: m is the mean amax of the tensor, u one of 256 values from -1 to 1, and
     n the largest |amax - m| of 256 groups.
     Rounding: to nearest, ties to the lower value.
-    Saturation: infinities become the largest value. With `nested`, so do values beyond a scale that
-    was rounded down.
-    Special values: zero is always +0. NaN stays NaN in `round` and is encoded as 0.
+    Saturation: infinities and values beyond float32 become the largest value. With `nested`, so do
+    values beyond a scale that was rounded down.
+    Special values: zero is +0, or -0 if a nested scale is negative. NaN stays NaN in `round` and is
+    encoded as 0.
     Storage: 4.5 bits per element in groups of 64, and 4.127 bits with `nested`.
 
     Rounding a tensor twice can change nested scales.

@@ -216,7 +216,7 @@ class SharedExponent(Scaling):
 
 @dataclass(frozen=True)
 class FloatScale(Scaling):
-    """Float32 scale per group: float32(statistic / divisor).
+    """Float32 scale per group: float32(statistic / divisor), limited to the largest float32.
 
     Attributes:
         statistic: statistic of the group.
@@ -236,7 +236,7 @@ class FloatScale(Scaling):
         wanted = statistics / self.divisor
         if self.is_positive:
             wanted = wanted.clamp(min=TINY).masked_fill(statistics == 0, EPSILON)
-        codes = wanted.float()
+        codes = wanted.clamp(max=torch.finfo(torch.float32).max).float()
         return Scales(codes.double(), codes)
 
     def representable(self, scales: Tensor, tensor_scale: Tensor | None = None) -> Tensor:

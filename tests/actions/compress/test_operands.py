@@ -1,5 +1,6 @@
 """Default operands of `chop compress`: weights of language models, all operands of others."""
 
+import dataclasses
 import json
 import re
 
@@ -13,8 +14,10 @@ from chop.actions.export.job import export
 from chop.actions.export.settings import ExportConfig
 from chop.data import get_tokenizer
 from chop.export.targets import TARGETS
+from chop.formats import INPUT_OPERANDS
 from chop.ir.huggingface.card import card_rows
 from chop.nn.quantized import QuantizedOperator
+from chop.train.tasks import CAUSAL_LM
 from tests.workloads import untrained
 
 QUICK = {"bench_seconds": 0, "qat_epochs": 0, "keep_best": True, "force": True, "onnx": False}
@@ -105,7 +108,17 @@ def test_given_operands_win(decoder, tmp_path):
     assert "it rounds its inputs to group_integer" in result["targets"]["gguf"]
 
 
-def test_smoothquant_rounds_inputs(decoder, tmp_path):
+@pytest.mark.parametrize("method", [("smoothquant",), ("smoothquant", "gptq")])
+def test_smoothquant_rounds_inputs(method, decoder, tmp_path):
+    settings = {**TEXTS, **QUICK, "method": method, "formats": ("mxint:width=8",)}
+    config = CompressConfig(model=decoder, out=tmp_path, **settings)
+    assert config.with_operands(CAUSAL_LM).operands == INPUT_OPERANDS
+    plain = dataclasses.replace(config, method=("gptq",))
+    assert plain.with_operands(CAUSAL_LM).operands == ("weight",)
+
+
+@pytest.mark.long
+def test_smoothquant_moves_outliers_of_rounded_inputs(decoder, tmp_path):
     settings = {**TEXTS, **QUICK, "method": ("smoothquant",), "formats": ("mxint:width=8",)}
     result = compress(CompressConfig(model=decoder, out=tmp_path, **settings))
     assert operands(tmp_path) == {"data_in", "weight"}

@@ -177,6 +177,49 @@ def test_broken_weights_are_refused(part, value, error, reason):
         stored("up", parts | {part: value})
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"quant_type": []}, r"expected one of \['nf4', 'fp4'\], got \[\]"),
+        ({"nested_offset": None}, "offset None"),
+        ({"nested_offset": [1.0]}, r"offset \[1.0\]"),
+        ({"nested_offset": 10**400}, "offset 1000"),
+        ({"nested_offset": float("inf")}, "NaN or infinite"),
+        ({"nested_blocksize": "256"}, "nested_blocksize is '256'"),
+        ({"shape": [2**20, 2**20]}, "128 bytes for 1099511627776 codes"),
+    ],
+)
+def test_broken_states_are_refused(changes, reason):
+    parts, _, _ = recorded("nested nf4")
+    name = "weight.quant_state.bitsandbytes__nf4"
+    state = json.loads(bytes(parts[name].tolist())) | changes
+    parts[name] = torch.tensor([*json.dumps(state).encode()], dtype=torch.uint8)
+    with pytest.raises((CheckpointError, ConfigError), match=reason):
+        stored("up", parts)
+
+
+def test_overflowing_scales_are_refused():
+    parts, _, _ = recorded("nested nf4")
+    largest = torch.tensor([torch.finfo(torch.float32).max])
+    parts["weight.absmax"].fill_(255)
+    parts = parts_by_hand(
+        *(parts["weight"], parts["weight.absmax"], "nf4", (4, 64)), (largest.tolist(), 3e38)
+    )
+    with pytest.raises(CheckpointError, match="NaN or infinite"):
+        stored("up", parts)
+
+
+@pytest.mark.parametrize("shape", [(1, 48), (1, 100), (3, 48), (7, 3), (1, 1)])
+def test_groups_have_a_scale_each(shape):
+    count = shape[0] * shape[1]
+    codes, absmax = torch.arange(count + count % 2) % 16, torch.rand(-(-count // 64))
+    packed = (codes[0::2] << 4 | codes[1::2]).to(torch.uint8)
+    one = stored("up", parts_by_hand(packed, absmax, "nf4", shape, None))
+    values = torch.tensor(TABLES["nf4"])[codes[:count]] * absmax.repeat_interleave(64)[:count]
+    assert torch.equal(decoded(one), values.view(shape))
+    assert len(one.scales) == one.number_format.groups.count(shape)
+
+
 def test_weights_without_their_state_are_refused(tmp_path):
     write_folder(tmp_path, SETTINGS, get_parts(False))
     name = "model.layers.0.mlp.up_proj.weight.quant_state.bitsandbytes__nf4"

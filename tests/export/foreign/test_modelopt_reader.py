@@ -212,6 +212,16 @@ def test_algorithms_that_differ_by_layer(tmp_path):
         load_model(tmp_path)
 
 
+@pytest.mark.parametrize(("algorithm", "strategy"), [("FP8_PB_WO", "block"), ("W8A16", "channel")])
+def test_scales_with_axes_of_other_layouts_are_one_sentence(algorithm, strategy, tmp_path):
+    settings = {"quant_method": "modelopt", "quant_algo": algorithm}
+    write_folder(tmp_path, settings, int8_parts if algorithm == "W8A16" else fp8_parts(strategy))
+    broken = {f"{UP}.weight_scale": torch.ones(1, 1, 1, 96)}
+    change_tensors(tmp_path, lambda x: x.update(broken))
+    with pytest.raises(CheckpointError, match=f"{UP}.*does not fit"):
+        load_model(tmp_path)
+
+
 def test_broken_folders_are_one_sentence(tmp_path):
     by_hand(tmp_path)
     change_tensors(tmp_path, lambda x: x.pop(f"{UP}.weight_scale"))

@@ -175,6 +175,7 @@ def test_types_without_a_format_become_floats_and_are_told(
         layers = packed_layers(read_back(tmp_path))
     assert len(layers) == (8 if is_packed else 0)
     assert (f"blk.0.attn_k.weight ({name})" in caplog.text) == (not is_packed)
+    assert ("float32 numbers of the same values" in caplog.text) == (not is_packed)
 
 
 def llama_with(path, rope, **pairs):

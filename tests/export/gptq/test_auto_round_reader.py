@@ -105,7 +105,10 @@ def test_minifloats_in_the_tensors_of_compressed_tensors(tmp_path, caplog):
         ({"bits": 5}, "expected bits of .*, got 5"),
         ({"data_type": "mx_fp"}, "expected a data_type of int, got mx_fp"),
         ({"act_bits": 8}, "expected float inputs, got act_bits 8"),
+        ({"act_bits": "8"}, "expected a whole number of act_bits, got '8'"),
         ({"extra_config": {"(a+)+": {"bits": 2}}}, "no repeated group"),
+        ({"extra_config": {"a": {"bits": "2"}}}, "'a': expected bits of .*, got '2'"),
+        ({"extra_config": {"a": {"bits": None}}}, "'a': expected bits of .*, got None"),
         (
             {"packing_format": "auto_round:llm_compressor", "data_type": "fp"},
             "expected mx_fp in 4 or 8 bits, or nv_fp in 4, got fp in 4",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from chop.actions.compress.ptq import METHODS
 from chop.formats import parse_format_string
 from chop.ir.graph import MaseGraph
-from chop.ir.huggingface.card import CALIBRATION, COMMAND, METHOD_ROW, add_rows
+from chop.ir.huggingface.card import CALIBRATION, COMMAND, METHOD_ROW, add_rows, code
 from chop.report.command_line import command_line
 from chop.workloads.hf_folder import FOLDER
 
@@ -40,7 +40,7 @@ def write_model_card(
         METHOD_ROW: _method(chosen, config),
         CALIBRATION: _calibration(chosen, workload, config),
         metric.title: f"{mine}{tested} of {workload.dataset}; float {reference}",
-        COMMAND: f"`{command}`" if command.startswith("chop ") else "",
+        COMMAND: code(command) if command.startswith("chop ") else "",
     }
     base = str(getattr(mg.model.record.config, "name_or_path", "") or workload.name)
     add_rows(folder, rows, base, config.out / FOLDER)

@@ -38,7 +38,7 @@ from chop.export.packed_model import get_runner
 from chop.export.target import Runner, Written
 from chop.export.targets import target
 from chop.ir.graph import MaseGraph
-from chop.ir.huggingface.card import COMMAND, COMPUTED, MAKING, add_rows, card_rows
+from chop.ir.huggingface.card import COMMAND, COMPUTED, MAKING, add_rows, card_rows, code
 from chop.ir.huggingface.card import FILE as CARD
 from chop.report.charts.ratios import ratio_charts
 from chop.report.command_line import command_line
@@ -247,7 +247,7 @@ def _write_cards(
             mine, reference = (rows[x].score.format(metric) for x in (name, FLOAT))
             where = f"{loaded.workload.count_test(counted)} of {loaded.workload.dataset}"
             facts[metric.title] = f"{mine} on {where}; float {reference}"
-        commands = [facts.get(COMMAND), f"`{command}`" if command.startswith("chop ") else None]
+        commands = [facts.get(COMMAND), code(command) if command.startswith("chop ") else None]
         facts[COMMAND] = ", then ".join(filter(None, commands))
         add_rows(each.written.path, facts, base)
 

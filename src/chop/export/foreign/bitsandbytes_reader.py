@@ -70,7 +70,7 @@ def stored(path: str, parts: Mapping[str, Tensor], settings: None = None) -> Sto
 def _stored(path: str, parts: Mapping[str, Tensor]) -> Stored:
     state = _state(parts)
     kind, sides = state.get("quant_type"), state.get("shape")
-    if kind not in TABLES:
+    if kind not in [*TABLES]:  # which need not be hashable
         raise ConfigError(f"{METHOD}: '{path}': expected one of {[*TABLES]}, got {kind!r:.40}.")
     if not torch.equal(parts[MAP].float(), torch.tensor(TABLES[kind])):
         raise ConfigError(f"{METHOD}: '{path}': its quant_map is not the table of '{kind}'.")
@@ -85,7 +85,7 @@ def _stored(path: str, parts: Mapping[str, Tensor]) -> Stored:
     scales, nested = _scales(parts, state, -(-count // block))
     # A block that spans rows becomes groups of the largest size that divides both.
     span = columns if block % columns == 0 else math.gcd(block, columns)
-    if span != block and not (columns <= block and rows == 1):
+    if span != block:
         first = torch.arange(count // span) * span // block
         scales, nested = scales[first], None
     number_format = NF4(span, nested=nested is not None, table=kind)
@@ -124,14 +124,18 @@ def _scales(
         return checked_scales(absmax), None
     if NESTED not in parts or NESTED_MAP not in parts or absmax.dtype != torch.uint8:
         raise ValueError(f"{ABSMAX} is {absmax.dtype}, without {NESTED} and {NESTED_MAP}")
-    size = _size(state.get("nested_blocksize"), "nested_blocksize")
-    offset = torch.tensor(float(state["nested_offset"])) if "nested_offset" in state else None
+    size, mean = (
+        _size(state.get("nested_blocksize"), "nested_blocksize"),
+        state.get("nested_offset"),
+    )
     nested, table = checked_scales(parts[NESTED]), checked_scales(parts[NESTED_MAP])
-    if offset is None or not offset.isfinite() or nested.numel() != -(-count // size):
-        raise ValueError(f"there are {nested.numel()} nested scales, offset {offset}")
+    if nested.numel() != -(-count // size) or type(mean) is not float:
+        raise ValueError(f"there are {nested.numel()} nested scales, offset {mean!r:.40}")
     if table.numel() != 2**8:
         raise ValueError(f"{NESTED_MAP} has {table.numel()} numbers")
-    scales = table[absmax.int()] * nested.repeat_interleave(size)[:count] + offset
+    offset = torch.tensor(mean)
+    products = table[absmax.int()] * nested.repeat_interleave(size)[:count]
+    scales = checked_scales(products + offset)
     is_known = size == NESTED_GROUP and torch.equal(table, torch.tensor(nested_table()))
     return scales, pack_nested(absmax, nested, offset) if is_known else None
 

@@ -147,8 +147,8 @@ def read(folder: Path) -> Read:
         replace(WHOLE["FP8"], targets=CLASSES)
     ]
     for name, x in tensors.items():  # blocks have axes of size 1 between those that count them
-        if name.endswith(end) and x.ndim == 4:
-            tensors[name] = x.reshape(x.size(0), x.size(2))
+        if name.endswith(end) and x.ndim == 4 and x.size(1) == x.size(3) == 1:
+            tensors[name] = x[:, 0, :, 0]
     has_cache = settings.get("kv_cache_quant_algo") or settings.get("kv_cache_scheme")
     content = read_tensors(folder, config, tensors, groups, quantizes_cache=bool(has_cache))
     return packed.add_to(content)

@@ -1,7 +1,7 @@
 """GGUF reader: llama.cpp files as packed layers, code by code.
 
-Block types without a format in chop become floats, with a warning. Model settings are read by
-transformers.
+Block types without a format in chop, such as the IQ types, are decoded to float32 by gguf, with a
+warning. Model settings are read by transformers.
 """
 
 from __future__ import annotations
@@ -326,7 +326,9 @@ class _Weights:
         if self._floats:
             names = enumerate_names(sorted(self._floats), MOST_NAMES)
             log.warning(
-                "%s: tensors with unsupported block types become floats: %s", self._file, names
+                "%s: no format has the block types of %s: float32 numbers of the same values take "
+                "their place, and more memory. Blocks of Q2_K to Q6_K, Q4_0 or Q8_0 stay codes.",
+                *(self._file, names),
             )
 
     def _take_divisors(self, config: Any) -> None:

@@ -35,6 +35,8 @@ METHODS = ("auto-round", "intel/auto-round")
 OWN, GPTQ, AWQ, FLOATS = "auto_round", "gptq", "awq", "llm_compressor"
 """Packing of a folder, by a word of its `packing_format`."""
 WIDTHS = (2, 3, 4, 8)
+HALF_BITS = 16
+"""Smallest width of floats."""
 PLAIN = re.compile(r"[\w.-]+")
 """Keys of `extra_config` that are paths; others are regular expressions."""
 MINIFLOATS: Mapping[tuple[str, int], tuple[str, int]] = {
@@ -58,10 +60,9 @@ def read(folder: Path) -> Read:
         raise ConfigError(f"{where}: expected settings of {METHODS[0]} in config.json.")
     if _packing(settings, where) == FLOATS:
         group = _minifloats(settings, where)
-        if settings.get("act_bits", 16) < 16:
+        if (bits := _input_bits(settings, where)) < HALF_BITS:
             log.warning(
-                "%s: inputs of layers stay float; engines round them to %s bits.",
-                *(folder, settings["act_bits"]),
+                "%s: inputs of layers stay float; engines round them to %s bits.", folder, bits
             )
         return read_groups(folder, config, [group], quantizes_cache=False)
     return read_coded(folder, _parse_schemes, reader.PARTS, (reader.ORDER,), _stored)
@@ -119,8 +120,8 @@ def _parse_schemes(settings: Any, where: str) -> _Schemes:
     kind = str(settings.get("data_type", "int"))
     if not kind.startswith("int"):
         raise ConfigError(f"{where}: expected a data_type of int, got {kind:.40}.")
-    if settings.get("act_bits", 16) < 16:
-        raise ConfigError(f"{where}: expected float inputs, got act_bits {settings['act_bits']}.")
+    if (bits := _input_bits(settings, where)) < HALF_BITS:
+        raise ConfigError(f"{where}: expected float inputs, got act_bits {bits}.")
     added = 0 if packing == OWN else reader.FORMATS["gptq"]
     first = reader.Scheme(0, reader.GROUP, added, is_reordered=False)
     common = _scheme(settings, first, where)
@@ -129,10 +130,25 @@ def _parse_schemes(settings: Any, where: str) -> _Schemes:
         raise ConfigError(f"{where}: expected settings by layer in 'extra_config'.")
     others = {}
     for key, plain in extra.items():
-        if isinstance(plain, Mapping) and plain.get("bits", common.bits) <= max(WIDTHS):
+        if isinstance(plain, Mapping) and not _is_float(plain.get("bits")):
             text = f"{re.escape(key)}$" if PLAIN.fullmatch(key) else key
             others[expression(text, where)] = _scheme(plain, common, f"{where}, '{key:.80}'")
     return _Schemes(common, others, packing)
+
+
+def _input_bits(settings: Mapping[str, Any], where: str) -> int:
+    """Returns the width of rounded inputs; 16 or more for float ones."""
+    bits = settings.get("act_bits", HALF_BITS)
+    if bits is None:
+        return HALF_BITS
+    if type(bits) is not int:
+        raise ConfigError(f"{where}: expected a whole number of act_bits, got {bits!r:.40}.")
+    return bits
+
+
+def _is_float(bits: Any) -> bool:
+    """Returns True for the widths that auto-round writes for layers without codes."""
+    return type(bits) is int and bits >= HALF_BITS
 
 
 def _scheme(plain: Mapping[str, Any], common: reader.Scheme, where: str) -> reader.Scheme:

@@ -26,13 +26,9 @@ METHOD = "chop"
 TAGS = (METHOD, "quantized")
 MARK = re.compile(r"<!-- Written by chop\. Edited cards stay\. SHA-256 (\w+) -->\n?$")
 """Last line of cards, with a digest of the text above it."""
-FIRST_MARK = "tags: [chop, quantized]"
-"""Metadata that marks cards of version 0.1, which have no digest."""
-METADATA = re.compile(
-    r"^(license|license_name|license_link|base_model):"
-    r"[ \t]*(?:\n[ \t]*-[ \t]*)?['\"]?(\w[\w./:+-]*)",
-    re.MULTILINE,
-)
+FIRST_MARK = "---\nlibrary_name: transformers\ntags: [chop, quantized]\n---\n"
+"""Beginning of cards of version 0.1, which have no digest, but the last line of `OWN`."""
+METADATA = ("license", "license_name", "license_link", "base_model")
 """Metadata of the base model's card that its quantized model shares."""
 PACKAGES = {"gptq": "gptqmodel"}
 """Packages by which transformers reads a folder, if they are not named like the method."""
@@ -139,7 +135,9 @@ def is_own(card: Path) -> bool:
     except (OSError, ConfigError):  # a folder, a pipe, or far larger than a card of chop
         return False
     mark = MARK.search(text)
-    return FIRST_MARK in text if mark is None else mark[1] == _digest(text[: mark.start()])
+    if mark is None:
+        return text.startswith(FIRST_MARK) and text.endswith(OWN.splitlines(keepends=True)[-1])
+    return mark[1] == _digest(text[: mark.start()])
 
 
 def card_rows(card: Path) -> dict[str, str]:
@@ -149,7 +147,7 @@ def card_rows(card: Path) -> dict[str, str]:
     except (OSError, ConfigError):
         return {}
     rows = re.findall(r"^\| ([a-z][^|]*) \| (.+) \|$", text, re.M) if MARK.search(text) else []
-    return {name: value.replace(r"\|", "|") for name, value in rows}
+    return {name: value.replace(r"\|", "|").replace(r"\<", "<") for name, value in rows}
 
 
 def card_text(folder: Path, facts: CardFacts) -> str:
@@ -174,7 +172,7 @@ def card_text(folder: Path, facts: CardFacts) -> str:
     how = OWN if method == METHOD else OTHER
     parts = [
         f"---\n{_yaml(metadata)}---\n",
-        f"# {base or name}, quantized by chop\n",
+        f"# {_cell(base or name)}, quantized by chop\n",
         "\n".join(["| | |", "| --- | --- |", *lines, ""]),
         how.format(name=name, method=method, package=PACKAGES.get(method, method)),
     ]
@@ -210,14 +208,20 @@ def _metadata(base: str, config: Mapping[str, Any], method: str) -> dict[str, An
 
 def _base_metadata(card: Path | None) -> dict[str, str]:
     """Returns the license in a card, and the model that it names as its base."""
+    import yaml
+
     if card is None or not card.is_file():
         return {}
     try:
         text = read_text(card, "card", errors="replace")
-    except (OSError, ConfigError):
+        head = re.match(r"---\s*\n(.*?)^---\s*$", text, re.S | re.M)
+        content = yaml.safe_load(head[1]) if head else None
+    except (OSError, ConfigError, yaml.YAMLError, ValueError, RecursionError):
         return {}
-    head = re.match(r"---\s*\n(.*?)^---\s*$", text, re.S | re.M)
-    return dict(METADATA.findall(head[1])) if head else {}
+    content = content if isinstance(content, dict) else {}
+    lists = {key: x if isinstance(x, list) else [x] for key, x in content.items()}
+    first = {key: lists[key][0] for key in METADATA if lists.get(key)}
+    return {key: x for key, x in first.items() if isinstance(x, str)}
 
 
 def _is_cached(name: str) -> bool:
@@ -242,8 +246,17 @@ def _versions() -> str:
     return ", ".join([f"chop {__version__}", *others])
 
 
+def code(text: str) -> str:
+    """Returns a code span of Markdown, whose fence is longer than the backticks in the text."""
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    fence, space = "`" * (longest + 1), " " if longest else ""
+    return f"{fence}{space}{text}{space}{fence}"
+
+
 def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", r"\|")
+    """Returns text in one line without cell borders, and without HTML outside of code spans."""
+    line = " ".join(text.split()).replace("|", r"\|")
+    return line if "`" in line else line.replace("<", r"\<")
 
 
 def _digest(text: str) -> str:
