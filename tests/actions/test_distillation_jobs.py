@@ -156,7 +156,9 @@ def test_a_teacher_is_a_checkpoint_in_settings(tmp_path):
     )
     train, test = rows()
     own = Workload.of(plain(), train, test)
-    assert compress(config, own)["rows"] == taught["rows"]
+    result = compress(config, own)
+    assert result["rows"] == taught["rows"]
+    assert any("against 'teacher' (distillation)" in text for text in result["assumptions"])
     assert read_manifest(tmp_path / "b").settings["distill_teacher"] == str(tmp_path / "teacher")
     digits = read_rows(load_dataset("digits", limit=20)["train"])
     named = Workload.of(load_model("mlp"), digits, teacher="mlp", device="cpu")
@@ -269,3 +271,13 @@ def test_searches_without_training_refuse_a_teacher():
         PrecisionConfig(widths="3,8", distill=True)
     with pytest.raises(ConfigError, match="since finetune_epochs is 0"):
         PruneSweepConfig(distill=True, finetune_epochs=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_teacher_of_another_dtype_keeps_its_modes(tmp_path, dtype):
+    goal = plain().to(dtype).train()
+    goal.last.eval()
+    taught = compressed(tmp_path / "a", distill=goal)
+    assert taught["rows"][2]["method"] == "QAT"
+    assert goal.training and not goal.last.training
+    assert not any("converted" in text for text in taught["assumptions"])

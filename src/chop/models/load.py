@@ -58,6 +58,18 @@ AUTO_CLASSES = {
 }
 
 
+def continues_texts(model: nn.Module | str) -> bool:
+    """Returns true for causal language models of transformers.
+
+    Args:
+        model: the model, the graph of one, or the name of its class.
+    """
+    if isinstance(model, str):
+        return model.endswith(("ForCausalLM", "LMHeadModel"))
+    record = getattr(model, "record", None)
+    return continues_texts(getattr(record, "class_name", type(model).__name__))
+
+
 @fitting_packages()
 def load_model(
     name_or_path: str | Path,

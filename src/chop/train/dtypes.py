@@ -26,17 +26,19 @@ def cast_inputs(model: nn.Module, splits: Mapping[str, Rows]) -> dict[str, Rows]
         splits: rows by split; labels are not converted.
     Warns: by the logger, if inputs are converted.
     """
-    dtypes = {x.dtype for x in model.parameters() if x.is_floating_point()}
-    if len(dtypes) != 1:
-        return dict(splits)
-    (dtype,) = dtypes
-    converted = {name: _converted(rows, dtype) for name, rows in splits.items()}
+    converted = {name: cast_rows(model, rows) for name, rows in splits.items()}
     if any(rows is not splits[name] for name, rows in converted.items()):
+        dtype = next(x.dtype for x in model.parameters() if x.is_floating_point())
         assume(f"inputs are converted to {dtype}, the dtype of the model's parameters", log)
     return converted
 
 
-def _converted(rows: Rows, dtype: torch.dtype) -> Rows:
+def cast_rows(model: nn.Module, rows: Rows) -> Rows:
+    """Converts the inputs of rows like `cast_inputs`, without a message."""
+    dtypes = {x.dtype for x in model.parameters() if x.is_floating_point()}
+    if len(dtypes) != 1:
+        return rows
+    (dtype,) = dtypes
     columns = {name: _in(column, dtype) for name, column in rows.columns.items()}
     is_same = all(column is rows.columns[name] for name, column in columns.items())
     return rows if is_same else replace(rows, columns=columns)

@@ -103,6 +103,16 @@ class Feed:
         rows, pad_id = dataclasses.replace(self.rows, columns=numbered), padding_token(self.model)
         return rows.batches(self.batch_size, pad_id=pad_id, shuffle=shuffle)
 
+    def token_mask(self, columns: dict[str, Tensor]) -> Tensor | None:
+        """Returns the `attention_mask` of a batch, or 1 for tokens and 0 for padding, (B, T).
+
+        Without padding there is none.
+        """
+        if "attention_mask" in columns or self.rows.lengths is None:
+            return columns.get("attention_mask")
+        lengths = self.rows.lengths[columns[ROW]]
+        return (torch.arange(int(lengths.max())) < lengths[:, None]).long()
+
     def _inputs(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: batch[column].to(self.device) for name, column in self.columns.items()}
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -104,7 +105,7 @@ class Rows:
     def _order(self, batch_size: int, shuffle: torch.Generator | None) -> list[Tensor]:
         n = len(self)
         order = torch.arange(n) if shuffle is None else torch.randperm(n, generator=shuffle)
-        lengths = self._lengths()
+        lengths = self.lengths
         if lengths is None:
             return list(order.split(batch_size))
         pool = n if shuffle is None else batch_size * BATCHES_PER_POOL
@@ -114,7 +115,9 @@ class Rows:
             return batches
         return [batches[i] for i in torch.randperm(len(batches), generator=shuffle)]
 
-    def _lengths(self) -> Tensor | None:
+    @cached_property
+    def lengths(self) -> Tensor | None:
+        """The number of tokens of each row; None if all rows have the same length."""
         ragged = (column for column in self.columns.values() if not isinstance(column, Tensor))
         column = next(ragged, None)
         return None if column is None else torch.tensor([len(row) for row in column])

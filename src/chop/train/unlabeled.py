@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from chop.data import label_column
 from chop.errors import ConfigError
 from chop.train.arrays import dense
+from chop.train.feed import eval_mode
 from chop.train.frames import is_frame, is_series, split_frame
 from chop.train.model_io import LABELS, POSITION, input_columns, read_output
 from chop.train.reading import as_column, in_order
@@ -142,13 +143,12 @@ def _is_batch(model: nn.Module, items: list[Mapping[str, Any]]) -> bool:
 
 def _takes(model: nn.Module, batch: Mapping[str, Tensor]) -> bool:
     """Returns true if the output of a model has as many rows as the batch."""
-    was_training = model.training
     place = next(model.parameters(), torch.empty(0))
     try:
-        with torch.no_grad(), torch.random.fork_rng():
+        with torch.no_grad(), torch.random.fork_rng(), eval_mode(model):
             fed = {
                 name: batch[column].to(place.device)
-                for name, column in input_columns(model.eval(), batch).items()
+                for name, column in input_columns(model, batch).items()
             }
             kind = place.dtype
             fed = {n: x.to(kind) if x.is_floating_point() else x for n, x in fed.items()}
@@ -156,5 +156,3 @@ def _takes(model: nn.Module, batch: Mapping[str, Tensor]) -> bool:
         return len(answer) == len(next(iter(batch.values())))
     except Exception:  # whatever the model raises for inputs of a wrong shape
         return False
-    finally:
-        model.train(was_training)

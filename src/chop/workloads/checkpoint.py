@@ -33,6 +33,7 @@ from chop.data import (
 from chop.data.builtin_names import PREFIX
 from chop.errors import MOST_NAMES, ConfigError, check_known, did_you_mean, enumerate_names
 from chop.models import BUILTIN_MODELS, builtin_model, check_own, is_own, load_model, read_config
+from chop.models.load import continues_texts
 from chop.runs import MANIFEST
 from chop.train import CAUSAL_LM, TASKS, Task, find_task, read_label_column
 from chop.train.outputs import MULTIOUTPUT
@@ -112,7 +113,7 @@ def _load_data(config: WorkloadConfig) -> DatasetDict:
     """
     limit = config.limit if config.stride is None else None
     requested = None if config.task is None else find_task(config.task)
-    is_language_model = _architecture(config.model).endswith(("ForCausalLM", "LMHeadModel"))
+    is_language_model = continues_texts(_architecture(config.model))
     if requested is None and config.label_column is None and is_language_model:
         data = load_dataset(config.dataset, limit=limit, labeled=False)
         if label_column(data["train"].column_names) is None:

@@ -15,6 +15,7 @@ from chop.errors import ChopError, ConfigError, enumerate_names, first_line
 from chop.models import reason_of_user_code
 from chop.train import Rows, Task
 from chop.train.calibration import example_inputs
+from chop.train.feed import eval_mode
 from chop.train.model_io import read_output
 from chop.train.segmentation import SEGMENTATION
 
@@ -44,16 +45,15 @@ def check_weights(model: nn.Module) -> None:
 
 
 def check_forward(model: nn.Module, rows: Rows, name: str, dataset: str) -> None:
-    """Calls a model on three rows without gradients; restores the random state.
+    """Calls a model on three rows without gradients; restores modes and the random state.
 
     Raises:
         ConfigError: if its forward fails. The message has the line and describes the rows.
     """
     inputs = example_inputs(model, rows)
-    was_training = model.training
     try:
-        with torch.no_grad(), torch.random.fork_rng():
-            model.eval()(**inputs)
+        with torch.no_grad(), torch.random.fork_rng(), eval_mode(model):
+            model(**inputs)
     except ChopError:
         raise
     except Exception as error:
@@ -66,8 +66,6 @@ def check_forward(model: nn.Module, rows: Rows, name: str, dataset: str) -> None
             f"The model is called with only these columns, in these shapes and types"
             f"{pictures if 'pixel_values' in rows.columns else ''}."
         ) from error
-    finally:
-        model.train(was_training)
 
 
 def assume_scaled_logits(task: Task, model: nn.Module, rows: Rows) -> None:

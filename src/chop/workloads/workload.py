@@ -37,7 +37,7 @@ from chop.train import (
 from chop.train.calibration import example_inputs
 from chop.train.distillation.settings import Distillation, describe_distillation
 from chop.train.distillation.teacher import Teacher, load_teacher
-from chop.train.dtypes import cast_inputs
+from chop.train.dtypes import cast_inputs, cast_rows
 from chop.train.feed import bound_task
 from chop.train.intervals import Score, compute_interval, constant_score, counted, interval_note
 from chop.train.judge import Judge
@@ -95,6 +95,7 @@ class Workload:
         judge: user's function that evaluates models instead of the task's metric; the rows are then
             inputs for calibration, training and timing.
         teacher: model whose outputs the trained model learns (distillation); None uses `model`.
+        teacher_name: name of `teacher` for reports; "" for a module.
         assumptions: assumptions of the job, for its report.
     """
 
@@ -111,6 +112,7 @@ class Workload:
     task: Task = CLASSIFICATION
     judge: Judge | None = None
     teacher: nn.Module | None = None
+    teacher_name: str = ""
     assumptions: Sequence[Assumption] = ()
 
     def __post_init__(self) -> None:
@@ -205,8 +207,10 @@ class Workload:
         if name is not None:
             given = load_trained(name, held_out=VALIDATION_SHARE)
         teacher = load_teacher(given)
-        check_forward(Teacher(teacher).on(self.device), self.train, "teacher", self.dataset)
-        return replace(self, teacher=teacher)
+        few = cast_rows(teacher, self.train.spread(3))
+        check_forward(Teacher(teacher).on(self.device), few, "teacher", self.dataset)
+        own = name or (short_name(given) if isinstance(given, str) else "")
+        return replace(self, teacher=teacher, teacher_name=own)
 
     @classmethod
     def _of(
@@ -350,7 +354,8 @@ class Workload:
         record = training.get("distill")
         if record is None:
             return dict(training)
-        name = "the float model" if self.teacher is None else "the given teacher"
+        given = f"'{self.teacher_name}'" if self.teacher_name else "the given teacher"
+        name = "the float model" if self.teacher is None else given
         assume(describe_distillation(record, name))
         own = {key: value for key, value in record.items() if key != "teacher"}
         return {**training, "distill": Distillation(**own, teacher=self._teacher)}

@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 
+import chop
 from chop import MaseGraph
 from chop.actions.compress.job import compress
 from chop.actions.compress.settings import CompressConfig
@@ -16,6 +17,7 @@ from chop.data import get_tokenizer
 from chop.export.targets import TARGETS
 from chop.formats import INPUT_OPERANDS
 from chop.ir.huggingface.card import card_rows
+from chop.models import load_model
 from chop.nn.quantized import QuantizedOperator
 from chop.train.tasks import CAUSAL_LM
 from tests.workloads import untrained
@@ -142,3 +144,18 @@ def test_other_models_round_all_operands(tmp_path):
     result = compress(CompressConfig(out=tmp_path, formats=("8.auto",), **QUICK), untrained())
     assert operands(tmp_path) == {"data_in", "weight", "bias"}
     assert not any(ASSUMED in text for text in result.get("assumptions", ()))
+
+
+def test_a_decoder_that_a_function_judges_has_float_inputs(decoder, tmp_path):
+    model, rows = load_model(decoder), {"input_ids": torch.randint(100, (4, 6))}
+    chop.compress(model, rows, evaluate=lambda model: 1.0, out=tmp_path, **FORMAT, **QUICK)
+    assert operands(tmp_path) == {"weight"}
+
+
+def test_operators_without_a_weight_round_their_inputs():
+    # Of attention, a format of weights alone would round nothing.
+    for names in (("scaled_dot_product_attention",), ("linear", "scaled_dot_product_attention")):
+        config = CompressConfig(operators=names).with_operands(is_language_model=True)
+        assert config.operands == ("data_in", "weight", "bias")
+    config = CompressConfig(operators=("linear",)).with_operands(is_language_model=True)
+    assert config.operands == ("weight",)

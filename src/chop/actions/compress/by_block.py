@@ -99,7 +99,7 @@ class Decoder:
             blocks = block_paths(model)
             if not blocks:
                 raise NoBlocksError("it has no list of blocks of the same class")
-            config = config.with_operands(task.name)
+            config = config.with_operands(is_language_model=True)
             rows = get_rows(data, task)
             mg = MaseGraph(model, hf_input_names=[*example_inputs(model, rows["train"])])
             source = weights_source(model, folder, mg.model)

@@ -78,7 +78,7 @@ class CompressConfig(JudgedConfig, QuantizationSettings):
             `formats`.
         operands: operands in each of `formats`: data_in (inputs), weight, bias; others stay float.
             Default: all of them; for language models (causal-lm) weight, except with method
-            smoothquant.
+            smoothquant or operators without a weight.
         layers: format per layer and operand, as one more candidate; chop search export writes
             them. Example: 'fc1 = {"weight": "4.auto", "data_in": "8.auto"}'. Default: none.
         qat: formats to train by QAT: worst (the smallest format beyond `max_drop`, and the next one
@@ -153,15 +153,15 @@ class CompressConfig(JudgedConfig, QuantizationSettings):
         if self.onnx:
             require("ONNX", *NEEDS, extra="")
 
-    def with_operands(self, task: str) -> CompressConfig:
-        """Returns the settings with the default operands of a task, unless some are given."""
+    def with_operands(self, *, is_language_model: bool) -> CompressConfig:
+        """Returns the settings with the default operands of a model, unless some are given."""
         from chop.formats import INPUT_OPERANDS
-        from chop.train.tasks import CAUSAL_LM
 
         if self.operands is not None:
             return self
         # SmoothQuant moves outliers out of inputs, which costs accuracy if inputs stay float.
-        if task != CAUSAL_LM or "smoothquant" in self.method:
+        needs_inputs = "smoothquant" in self.method or {*self.operators} - {*default_operators()}
+        if not is_language_model or needs_inputs:
             return replace(self, operands=INPUT_OPERANDS)
         if self.formats:
             assume(

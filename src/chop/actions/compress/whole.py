@@ -27,9 +27,12 @@ from chop.formats import INPUT_OPERANDS, parse_format_string
 from chop.formats.recipe import Recipe
 from chop.ir.graph import MaseGraph
 from chop.ir.huggingface.vision import check_has_vision, vision_modules
+from chop.models.load import continues_texts
 from chop.report.report import Report, announce, say
 from chop.runs.progress import Stages
 from chop.train.rows import has_pictures_in_text
+from chop.train.task import JUDGED
+from chop.train.tasks import CAUSAL_LM
 from chop.workloads.chance import check_scores, warn_about_large_drop
 from chop.workloads.workload import Workload, raise_to_graph
 
@@ -51,7 +54,9 @@ class WholeModel:
     def load(cls, config: CompressConfig, workload: Workload | None) -> Self:
         """Loads the model that settings name, or uses a workload of the caller."""
         loaded = load_with_validation(config, workload)
-        return cls(config.with_operands(loaded.task.name), loaded)
+        is_judged = loaded.task.name == JUDGED  # a function judges, so that no task is known
+        continues = loaded.task.name == CAUSAL_LM or (is_judged and continues_texts(loaded.model))
+        return cls(config.with_operands(is_language_model=continues), loaded)
 
     @staticmethod
     def interruption_note(config: CompressConfig) -> str:

@@ -26,6 +26,7 @@ from chop.data.tokenizer import get_tokenizer
 from chop.errors import CheckpointError, ConfigError, UnavailableError
 from chop.ir.graph import MaseGraph
 from chop.models import builtin_model, is_own, load_model, read_config
+from chop.models.load import continues_texts
 from chop.models.own import describe_drawn_weights
 from chop.train import CAUSAL_LM, VALIDATION_SHARE, load_trained
 from chop.train.model_io import read_answers
@@ -137,14 +138,14 @@ def _settings(
             f"'{config.model}' is a checkpoint of a graph, without data: pass --reference "
             "FLOAT_MODEL to evaluate it on that model's rows, with its tokenizer."
         )
-    if config.dataset is None and builtin_model(base) is None and _continues_texts(base):
+    if config.dataset is None and builtin_model(base) is None and _has_causal_head(base):
         given["dataset"] = STORIES
     return JudgedWorkloadConfig(model=base, out=config.out, **given)
 
 
-def _continues_texts(name: str) -> bool:
+def _has_causal_head(name: str) -> bool:
     architectures = [] if is_own(name) else read_config(name).architectures or []
-    return any(kind.endswith(("ForCausalLM", "LMHeadModel")) for kind in architectures)
+    return any(map(continues_texts, architectures))
 
 
 def _named(name: str, workload: Workload) -> nn.Module:

@@ -5,14 +5,12 @@ Shapes: B rows, T tokens, D features.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from chop.errors import ConfigError
@@ -64,17 +62,16 @@ class HiddenStates:
         self._student.clear()
         self._teacher.clear()
 
-    def loss(self, columns: Mapping[str, Tensor]) -> Tensor:
+    def loss(self, mask: Tensor | None) -> Tensor:
         """Returns the mean difference over matching layers since the last call.
 
         Args:
-            columns: columns of the batch; tokens with an `attention_mask` of 0 do not count.
+            mask: (B, T); tokens with 0 do not count.
         Raises:
             ConfigError: no layers match.
         """
-        mask = columns.get("attention_mask")
         losses = [
-            self._difference(x, y, mask, _has_channels_first(self._layers[name]))
+            self._difference(x, y, mask, isinstance(self._layers[name], _ConvNd))
             for name, outputs in self._student.items()
             for x, y in zip(outputs, self._teacher.get(name, []), strict=False)
             if x.shape == y.shape
@@ -101,16 +98,11 @@ class HiddenStates:
 
 
 def _layers(model: nn.Module) -> dict[str, nn.Module]:
-    weights = {name: getattr(each, "weight", None) for name, each in model.named_modules()}
     return {
-        name: model.get_submodule(name)
-        for name, weight in weights.items()
-        if name and isinstance(weight, Tensor) and weight.dim() > 1
+        name: layer
+        for name, layer in model.named_modules()
+        if name and isinstance(x := getattr(layer, "weight", None), Tensor) and x.dim() > 1
     }
-
-
-def _has_channels_first(module: nn.Module) -> bool:
-    return isinstance(module, _ConvNd | _BatchNorm)
 
 
 def _record(recorded: Recorded, name: str, module: nn.Module, inputs: Any, output: Any) -> None:

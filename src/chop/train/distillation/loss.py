@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from chop.base.notices import assume
 from chop.errors import ConfigError
@@ -118,7 +120,7 @@ class Distiller:
         """Returns the loss of a batch."""
         task, count, alpha = self.feed.task, len(batch.labels), self.settings.alpha
         assert alpha is not None, "resolved for the task"
-        losses = []
+        losses, mask = [], self.feed.token_mask(batch.columns)
         if alpha < 1:
             losses.append((1 - alpha) * batch_loss(batch.output, batch.labels, task))
         if alpha > 0:
@@ -126,12 +128,12 @@ class Distiller:
             goal = self.teacher.answers(batch, self.feed, answers, is_stored=self.hidden is None)
             labels = batch.labels
             if not self._has_labels:
-                labels = answers_as_labels(task, goal, batch.columns)
+                labels = answers_as_labels(task, goal, mask)
             losses.append(alpha * self._compare(answers, goal, labels))
         elif self.hidden is not None:
             self.teacher.run(batch.columns, self.feed.device)
         if self.hidden is not None:
-            losses.append(self.settings.hidden_weight * self.hidden.loss(batch.columns))
+            losses.append(self.settings.hidden_weight * self.hidden.loss(mask))
         return torch.stack([loss.to(losses[-1].dtype) for loss in losses]).sum()
 
     def _compare(self, answers: Tensor, goal: Tensor, labels: Tensor) -> Tensor:
@@ -141,11 +143,10 @@ class Distiller:
         if task.layout is None:
             (x, expected), (y, _) = task.compare(answers, labels), task.compare(goal, labels)
             if x.shape != y.shape:
-                raise ConfigError(
-                    f"distill: the teacher's outputs have the shape {tuple(goal.shape)}, and the "
-                    f"model's {tuple(answers.shape)}; expected a teacher of the same task."
-                )
+                raise _other_shape(answers, goal)
             return self._soft[task.name](x, y, expected, temperature)
+        if answers.shape != goal.shape:
+            raise _other_shape(answers, goal)
         pairs = zip(
             task.layout.pairs(answers, labels), task.layout.pairs(goal, labels), strict=True
         )
@@ -154,12 +155,23 @@ class Distiller:
         ).sum()
 
 
+def _other_shape(answers: Tensor, goal: Tensor) -> ConfigError:
+    return ConfigError(
+        f"distill: the teacher's outputs have the shape {tuple(goal.shape)}, and the model's "
+        f"{tuple(answers.shape)}; expected a teacher of the same task."
+    )
+
+
 def _check_is_separate(model: nn.Module, teacher: nn.Module) -> None:
     """Raises ConfigError if training the model would change the teacher."""
-    trained = {x.data_ptr() for x in model.parameters() if x.requires_grad and x.numel()}
-    shared = [name for name, x in teacher.named_parameters() if x.data_ptr() in trained]
+    norms = (each for each in model.modules() if isinstance(each, _NormBase))
+    changed = [x for each in norms for x in each.buffers()]  # averages over batches
+    changed += [x for x in model.parameters() if x.requires_grad]
+    addresses = {x.data_ptr() for x in changed if x.numel()}
+    owned = chain(teacher.named_parameters(), teacher.named_buffers())
+    shared = [name for name, x in owned if x.data_ptr() in addresses]
     if shared:
         raise ConfigError(
-            f"distill: the teacher shares trained parameters with the model, such as {shared[0]}; "
-            "give a copy as the teacher: copy.deepcopy(model)."
+            f"distill: training the model would change the teacher, which shares {shared[0]} with "
+            "it; give a copy as the teacher: copy.deepcopy(model)."
         )

@@ -123,18 +123,18 @@ def with_teacher(training: Mapping[str, Any], teacher: Any) -> dict[str, Any]:
         training: arguments, in which `distill` may have settings in any form.
         teacher: the teacher, if the settings have none.
     """
-    if not training.get("distill"):
-        return {name: value for name, value in training.items() if name != "distill"}
-    return {**training, "distill": Distillation.read(training["distill"], teacher)}
+    settings = Distillation.read(training.get("distill"), teacher)
+    own = {name: value for name, value in training.items() if name != "distill"}
+    return own if settings is None else {**own, "distill": settings}
 
 
 def describe_distillation(record: Mapping[str, Any], teacher: str = "the float model") -> str:
     """Describes recorded settings in a sentence, see `Distillation.record`."""
     alpha = record["alpha"]
     parts = [f"{1 - alpha:g} of the task's loss"] if alpha < 1 else []
-    parts.append(f"{alpha:g} of the difference from its outputs")
+    parts += [f"{alpha:g} of the difference from its outputs"] if alpha > 0 else []
     temperature = record["temperature"]
-    heat = f" at temperature {temperature:g}" if temperature != 1 else ""
+    heat = f" at temperature {temperature:g}" if temperature != 1 and alpha > 0 else ""
     hidden = HIDDEN.get(record.get("hidden", ""))
     layers = f", plus {record['hidden_weight']:g} of the {hidden} of layers" if hidden else ""
     return f"Fine-tuned against {teacher} (distillation): {' and '.join(parts)}{heat}{layers}."

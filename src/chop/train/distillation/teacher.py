@@ -16,12 +16,14 @@ from torch import Tensor, nn
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
 from chop.models import builtin_model, load_model
+from chop.models.load import continues_texts
 from chop.train.distillation.soft_losses import binary_divergence
 from chop.train.feed import ROW, Answered, Feed, eval_mode
 from chop.train.model_io import LABELS, input_columns, read_answers
 from chop.train.rows import Rows, padding_token
 from chop.train.segmentation import SEGMENTATION
 from chop.train.task import IGNORED, TASKS, Task
+from chop.train.tasks import CAUSAL_LM
 
 STORED_BYTES = 2**28
 """Maximum size of a teacher's outputs in memory; larger ones are computed in each step."""
@@ -43,7 +45,7 @@ class Teacher:
     def __init__(self, given: Any) -> None:
         self.model = load_teacher(given)
         self._copy: nn.Module | None = None
-        self._is_checked = self._is_ragged = False
+        self._is_ragged = False
         self._key: tuple[Any, ...] = ()
         self._rows: Rows | None = None
         self._stored: list[Tensor] | None = None
@@ -66,6 +68,7 @@ class Teacher:
         """Returns the output for a batch of rows; global generators keep their state."""
         model = self.on(device)
         names = input_columns(model, [x for x in columns if x not in (LABELS, ROW)])
+        names.pop(LABELS, None)  # added to unnamed columns
         dtype = next((x.dtype for x in model.parameters() if x.is_floating_point()), None)
         fed = {name: columns[column].to(device) for name, column in names.items()}
         fed = {name: x.to(dtype) if x.is_floating_point() else x for name, x in fed.items()}
@@ -83,12 +86,12 @@ class Teacher:
             like: the student's outputs; stored outputs for texts are padded to their length.
             is_stored: false runs the model, for layers that are watched.
         Raises:
-            ConfigError: if an output is NaN.
+            ConfigError: if an output is NaN or infinite.
         """
         stored = self._answers_to_all(feed) if is_stored else None
         if stored is None:
             output = self.run(batch.columns, feed.device)
-            return self._checked(read_answers(output, feed.task, len(like)))
+            return _checked(read_answers(output, feed.task, len(like)))
         rows = [stored[i] for i in batch.columns[ROW].tolist()]
         return _padded(rows, like.shape[1]) if self._is_ragged else torch.stack(rows)
 
@@ -103,21 +106,15 @@ class Teacher:
         for columns in feed.numbered():
             rows = columns[ROW].tolist()
             output = self.run(columns, feed.device)
-            part = self._checked(read_answers(output, feed.task, len(rows)))
+            part = _checked(read_answers(output, feed.task, len(rows)))
             size += part.nbytes
             answers |= zip(rows, part, strict=True)
             if size / len(answers) * len(feed.rows) > STORED_BYTES:
                 return None
         self._stored = [answers[i] for i in range(len(feed.rows))]
-        self._is_ragged = len({each.shape for each in self._stored}) > 1
+        has_tokens = feed.rows.lengths is not None and self._stored[0].dim() > 1
+        self._is_ragged = has_tokens or len({each.shape for each in self._stored}) > 1
         return self._stored
-
-    def _checked(self, answers: Tensor) -> Tensor:
-        """Checks the first outputs only, because a check waits for the device."""
-        is_first, self._is_checked = not self._is_checked, True
-        if is_first and bool(answers.isnan().any()):
-            raise ConfigError("distill: the teacher's outputs have NaN; expected a working model.")
-        return answers
 
 
 def get_device(model: nn.Module, default: torch.device) -> torch.device:
@@ -147,7 +144,7 @@ def load_teacher(given: Any) -> nn.Module:
         )
     path = Path(given).expanduser()
     for stem in (path.with_suffix("") if path.suffix in (".mz", ".pt") else path, path / "model"):
-        if stem.with_name(f"{stem.name}.mz").is_file():
+        if Path(f"{stem}.mz").is_file():
             return MaseGraph.from_checkpoint(stem).model.eval()
     if (name := builtin_model(str(given))) is not None:
         raise ConfigError(
@@ -158,14 +155,16 @@ def load_teacher(given: Any) -> nn.Module:
 
 
 def infer_unlabeled_task(teacher: Teacher, rows: Rows) -> Task:
-    """Infers the task of rows without labels from the shape of the teacher's outputs.
+    """Infers the task of rows without labels from the teacher and the shape of its outputs.
 
     Raises:
         ConfigError: the shape does not tell classes from numbers.
     """
     (columns,) = rows.spread(2).batches(2, pad_id=padding_token(teacher.model))
     output = teacher.run(columns, get_device(teacher.model, torch.device("cpu")))
-    answers = read_answers(output, TASKS["classification"], len(columns))
+    answers = read_answers(output, TASKS["classification"], len(columns[LABELS]))
+    if answers.dim() == 3 and continues_texts(teacher.model):
+        return TASKS[CAUSAL_LM]
     kinds = {2: "classification", 3: "token-classification", 4: SEGMENTATION}
     if answers.dim() not in kinds or (answers.dim() == 2 and answers.shape[1] < 2):
         raise ConfigError(
@@ -175,13 +174,13 @@ def infer_unlabeled_task(teacher: Teacher, rows: Rows) -> Task:
     return TASKS[kinds[answers.dim()]]
 
 
-def answers_as_labels(task: Task, answers: Tensor, columns: Mapping[str, Tensor]) -> Tensor:
+def answers_as_labels(task: Task, answers: Tensor, mask: Tensor | None) -> Tensor:
     """Returns labels in the task's form for rows without labels.
 
     Args:
         task: the task.
         answers: the teacher's outputs (B, ...).
-        columns: columns of the batch; tokens with an `attention_mask` of 0 are `IGNORED`.
+        mask: (B, T); tokens with 0 are `IGNORED`.
     """
     if task.name == SEGMENTATION:
         return (answers > 0).long() if answers.dim() == 3 else answers.argmax(1)
@@ -189,11 +188,19 @@ def answers_as_labels(task: Task, answers: Tensor, columns: Mapping[str, Tensor]
         is_pair = task.name == "binary" and answers.shape[1:] == (2,)
         return answers.argmax(-1) if is_pair else (answers > 0).long()
     if not task.is_categorical:
-        return answers
-    labels, mask = answers.argmax(-1), columns.get("attention_mask")
+        return answers[:, 0] if answers.shape[1:] == (1,) else answers
+    labels = answers.argmax(-1)
     if mask is None or mask.shape != labels.shape:
         return labels
     return labels.masked_fill(mask.to(labels.device) == 0, IGNORED)
+
+
+def _checked(answers: Tensor) -> Tensor:
+    if answers.numel() and not bool(answers.amax() < torch.inf):  # the maximum with NaN is NaN
+        raise ConfigError(
+            "distill: the teacher's outputs have NaN or infinity; expected a working model."
+        )
+    return answers
 
 
 def _padded(rows: list[Tensor], length: int) -> Tensor:
