@@ -15,11 +15,11 @@ from tests.test_architecture import SOURCE, drawing, get_module, imported
 BOUNDS = {
     "subpackages": 36,
     "imports between subpackages": 279,
-    "files": 1_049,
+    "files": 1_073,
     "files at one level": 30,
-    "lines that are not blank": 119_700,
+    "lines that are not blank": 124_300,
     "functions per 1,000 lines of logic": 108,
-    "public functions and classes": 3_380,
+    "public functions and classes": 3_454,
     "lines of the longest file": 475,
 }
 SLACK = 0.02
