@@ -38,7 +38,7 @@ def test_every_command_that_takes_a_device_is_called(gpu):
     from gpu_models import COMMANDS as CALLED
 
     called = {words.split(" --")[0] for words in CALLED.values()}
-    others = {"demo", "emit"}  # compress on a built-in model; needs simulators of circuits
+    others = {"demo", "emit", "prune"}  # compress on a built-in model; simulators; a forward
     takes_device = (
         name for name in LEAVES if any("--device" in p.opts for p in COMMANDS[name].params)
     )

@@ -103,7 +103,7 @@ def test_several_columns_of_labels(kind):
     rows = read_rows(with_label_column(data, "rain, snow"))
     assert rows.labels.tolist() == [[0, 1], [1, 0]] and len(rows.columns) == 1
     for label, message in (
-        ("rain,rain", " is specified t"),
+        ("rain,rain", " is given t"),
         ("rain,snw", ": did you mean 'snow'"),
     ):
         with pytest.raises(ConfigError, match=f"label column '{label[5:]}'{message}"):

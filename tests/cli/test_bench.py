@@ -89,10 +89,10 @@ def told(*rows, rounds_inputs=True):
 @pytest.mark.parametrize(
     "rows, slower",
     [
-        ([(1, 0.5, (0.48, 0.52))], "slower, as"),
-        ([(1, 1.4, (1.3, 1.5)), (16, 0.9, (0.85, 0.95))], "slower at batch 16, as"),
+        ([(1, 0.5, (0.48, 0.52))], "slower, because"),
+        ([(1, 1.4, (1.3, 1.5)), (16, 0.9, (0.85, 0.95))], "slower at batch 16, because"),
         ([(1, 1.2, (1.1, 1.3)), (16, 0.98, (0.9, 1.1))], None),
-        ([(1, 0.7, None)], "slower, as"),
+        ([(1, 0.7, None)], "slower, because"),
         ([(1, 1.3, None)], None),
     ],
 )

@@ -211,6 +211,7 @@ def lists_of_page(path):
 DEFINED = {
     ("ptq.py", "smoothquant, awq, rotate, gptq, learned_rounding"),  # METHODS itself
     ("chance.py", "balanced_accuracy, f1, roc_auc"),  # metrics that judge a rare class
+    ("next_steps.py", "compressed-tensors, gguf, gptq"),  # advice, the best first
 }
 FACTS = {
     # Results of searches, ranked.
@@ -221,7 +222,7 @@ FACTS = {
     ("course.md", "sensitivity, tpe, random"),
     ("export.md", "compressed-tensors, gptq, gguf, qonnx"),  # engines are not timed
     ("export.md", "onnx, openvino, pt2, compressed-tensors, gguf"),  # measured
-    ("export-gguf.md", "mxint, group_affine, mxfp, nvfp4"),  # types in the file
+    ("export-gguf.md", "mxint, group_affine, mxfp, nvfp4, k_quant"),  # types in the file
     ("export-gguf.md", "mxint, mxfp, group_affine"),  # formats that llama.cpp ran
     ("export-onnx.md", "group_integer, mxint, group_affine"),  # groups of MatMulNBits
     ("export-qonnx.md", "integer, binary, ternary"),  # exact in hls4ml
@@ -230,6 +231,8 @@ FACTS = {
     ("export-vllm.md", "mxint, group_integer, scale_integer, integer"),
     ("export-vllm.md", "scale_integer, integer, fp8"),
     ("import.md", "group_integer, scale_integer, mxfp, nvfp4, fp8"),  # formats of read layers
+    ("import.md", "fp8, nvfp4, scale_integer"),
+    ("import.md", "k_quant, mxfp, nvfp4"),
     ("masks.md", "scale_integer, nvfp4, binary, block_fp"),  # formats that cannot be causal
     ("mase.md", "binary_residual, integer, binary, mxint"),  # in the place of parts of MASE
     ("passes.md", "scale_integer, binary, binary_residual, ternary"),  # learned scales

@@ -183,7 +183,7 @@ def test_several_columns_of_labels_become_one():
     ("label", "told"),
     [
         ("rain,snw", "label column 'snw': did you mean 'snow'"),
-        ("rain,rain", "label column 'rain' is specified twice"),
+        ("rain,rain", "label column 'rain' is given twice"),
         ("rain,where", "label column 'where': expected numbers"),
         ("rain,wind", "label column 'wind': 1 of 2 rows have no number"),
     ],

@@ -114,7 +114,7 @@ SPOILT = {
     ),
     "words of GPTQ": (
         {"change": packed(("qweight", "qzeros", "scales", "g_idx")), "drop": ("proj.weight",)},
-        "codes of GPTQ or AWQ, as .* no quantization_config",
+        "codes of GPTQ or AWQ, such as .* no quantization_config",
     ),
     "integers": (
         {"change": lambda t: {f"{QUERY}.weight": t[f"{QUERY}.weight"].to(torch.int8)}},

@@ -151,7 +151,7 @@ def test_which_task_is_meant_is_asked_for(x, y, suggested):
 
 def test_zeros_and_ones_of_several_are_no_regression_unasked():
     x, y = drawn(3)
-    with pytest.raises(ConfigError, match="3 numbers a row, all 0 or 1: --task multilabel takes"):
+    with pytest.raises(ConfigError, match="3 numbers a row, all 0 or 1: --task multilabel treats"):
         evaluate(Fixed((3,)), (x, y.float()))
     assert evaluate(Fixed((3,)), (x, y.float()), task="regression", metric="mse") > 0
 

@@ -125,5 +125,3 @@ def test_operands_of_a_compression_are_checked():
         CompressConfig(operands=("weigth",))
     with pytest.raises(ConfigError, match="expected weight"):
         CompressConfig(formats=("8.auto",), operands=("data_in",), method=("gptq",))
-    with pytest.raises(ConfigError, match="by_block expects all of them"):
-        CompressConfig(formats=("mxint4",), operands=("weight",), method=("gptq",), by_block=True)

@@ -115,7 +115,7 @@ FILES: dict[str, Callable[[g.Gguf], Any]] = {
     "tokens": key("llama.vocab_size", g.UINT32, 2**31),
     "heads-0": key("llama.attention.head_count", g.UINT32, 0),
     "heads-5": key("llama.attention.head_count", g.UINT32, 5),
-    "rope": key("llama.rope.scaling.type", g.TEXT, "yarn"),
+    "rope": key("llama.rope.scaling.type", g.TEXT, "longrope"),
     "rope-linear": key("llama.rope.scaling.type", g.TEXT, "linear"),
     "rope-unread": key("llama.rope.scaling.yarn_log_multiplier", g.FLOAT32, 1.0),
     "rope-zero": key("llama.rope.scale_linear", g.FLOAT32, 0.0),

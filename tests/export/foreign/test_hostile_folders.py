@@ -61,7 +61,7 @@ SAID = {
     "awq-nan-scales": "some of its scales are NaN or infinite",
     "gptq-order": "has reordered inputs",
     "ct-twofold": "has a float weight in addition to its codes",
-    "gptq-wrong-norm": r"'model\.norm\.weight' has the shape \[3\], by config\.json \[64\]",
+    "gptq-wrong-norm": r"'model\.norm\.weight' has the shape \[3\], config\.json has \[64\]",
     "gptq-own-code": "contains no known model",
     "gguf-long-key.gguf": "it is truncated: 1152921504606846976 bytes are expected",
     "gguf-dimensions.gguf": "has 2147483648 dimensions",
@@ -81,7 +81,7 @@ SAID = {
     "gguf-rope-theta-nan.gguf": r"expected a positive number in llama\.rope\.freq_base",
     "gguf-nan-values.gguf": "some of its values are NaN or infinite",
     "gguf-rope-deep.gguf": "nested deeper than 200 levels",
-    "gguf-rope.gguf": "expected a linear scaling of rotary embeddings, got 'yarn'",
+    "gguf-rope.gguf": "got 'longrope'",
     "gguf-divisors.gguf": "'rope_freqs.weight' scales rotary embeddings in an unknown way",
     "gguf-turned.gguf": r"has the shape \(64, 96\), but the settings require \(96, 64\)",
 }

@@ -231,7 +231,7 @@ UNFIT = {
     ),
     "a layer of another shape": (
         *("Mixtral", {"num_key_value_heads": 2}, laid_out_again(KEYS, 16, 32), {}),
-        *(CheckpointError, rf"'{KEYS}.weight' has the shape \[32, 16\], by config.json"),
+        *(CheckpointError, rf"'{KEYS}.weight' has the shape \[32, 16\], config.json has"),
     ),
     "layers beyond": (
         *("Mixtral", {"num_hidden_layers": 2}, nothing, {"num_hidden_layers": 1}),

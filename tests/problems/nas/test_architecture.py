@@ -96,7 +96,7 @@ def test_misnamed_fields_name_the_nearest(bert):
     }.items():
         with pytest.raises(ConfigError, match=f"no field '{wrong}': did you mean '{right}'"):
             Architectures(bert, {wrong: [2, 4]})
-    with pytest.raises(ConfigError, match="BertConfig.hidden_size: expected int, as 16, got '8'"):
+    with pytest.raises(ConfigError, match="hidden_size: expected int, such as 16, got '8'"):
         Architectures(bert, {"hidden_size": ["8"]})
     with pytest.raises(ConfigError, match="expected a list of values, got 8"):
         Architectures(bert, {"hidden_size": 8})

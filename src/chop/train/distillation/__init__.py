@@ -6,3 +6,5 @@ classes T^2 KL(teacher || student) at temperature T, for numbers the mean square
 
 Source: Hinton, Vinyals and Dean 2015, arXiv:1503.02531.
 """
+
+__all__: list[str] = []
