@@ -211,7 +211,7 @@ def lists_of_page(path):
 DEFINED = {
     ("ptq.py", "smoothquant, awq, rotate, gptq, learned_rounding"),  # METHODS itself
     ("chance.py", "balanced_accuracy, f1, roc_auc"),  # metrics that judge a rare class
-    ("next_steps.py", "compressed-tensors, gguf, gptq"),  # advice, the best first
+    ("next_steps.py", "compressed-tensors, gguf, gptq"),  # by preference for language models
 }
 FACTS = {
     # Results of searches, ranked.
@@ -233,7 +233,7 @@ FACTS = {
     ("import.md", "group_integer, scale_integer, mxfp, nvfp4, fp8"),  # formats of read layers
     ("import.md", "fp8, nvfp4, scale_integer"),
     ("import.md", "k_quant, mxfp, nvfp4"),
-    ("masks.md", "scale_integer, nvfp4, binary, block_fp"),  # formats that cannot be causal
+    ("masks.md", "scale_integer, nvfp4, nf4, binary, block_fp"),  # formats that cannot be causal
     ("mase.md", "binary_residual, integer, binary, mxint"),  # in the place of parts of MASE
     ("passes.md", "scale_integer, binary, binary_residual, ternary"),  # learned scales
     ("run-files.md", "onnx, compressed-tensors, gptq"),  # files and folders of targets

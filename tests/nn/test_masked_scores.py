@@ -209,7 +209,7 @@ MASKS = {
 def stays_within_a_token(fmt):
     """Returns whether (batch, heads, tokens, features) has scales of its own for each token."""
     layout, x = fmt.layout(), drawn(1, 1, 2, 2)
-    if layout.levels is not None or layout.fitted(x) != layout:
+    if layout is None or layout.levels is not None or layout.fitted(x) != layout:
         return False
     if layout.scaling is None or layout.scaling.statistic is None:
         return True
@@ -282,4 +282,5 @@ def test_formats_that_cannot_be_causal_are_those_of_the_docs():
             found.add(fmt.label.partition("(")[0])
     text = (Path(__file__).parents[2] / "docs/masks.md").read_text()
     table = text.partition("| its scale follows |")[2].partition('`"auto"`')[0]
-    assert found == set(re.findall(r"`([a-z_0-9]+)`", table)) - {"scaling_factor", "granularity"}
+    fields = {"scaling_factor", "granularity", "nested"}
+    assert found == set(re.findall(r"`([a-z_0-9]+)`", table)) - fields

@@ -211,7 +211,8 @@ def test_saved_and_read_again(llama, stage, tmp_path):
     mg.save_pretrained(tmp_path / "folder")
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "folder")
     assert torch.equal(loaded(**BATCH).logits, wanted)
-    assert "rotate the inputs of 1 layers" in (tmp_path / "folder" / "README.md").read_text()
+    card = (tmp_path / "folder" / "README.md").read_text()
+    assert "inputs of 1 layers rotated by Hadamard matrices" in card
     captured = MaseGraph(loaded)  # a rotation is a node of its own again
     assert torch.equal(captured.model(**BATCH).logits, wanted)
     path = "model.layers.0.mlp.down_proj.rotation"

@@ -135,7 +135,7 @@ def test_links_that_lead_nowhere_and_requests_are_told(tmp_path):
 
 
 def test_files_of_a_run_are_those_of_the_manifest():
-    text = (ROOT / "docs/run-files.md").read_text().partition("has these keys")[2]
+    text = (ROOT / "docs/run-files.md").read_text().partition("contains these keys")[2]
     rows = re.findall(r"^\| (`.*?) \|", text, re.M)
     named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
     assert sorted(named) == sorted(Manifest.__dataclass_fields__)

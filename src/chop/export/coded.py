@@ -127,7 +127,7 @@ def coded_weight(
     if flat is not None:
         number_format, encoded, offsets = flat
         if offsets is not None:
-            return f"{layer.spec.weight.label} has a float minimum per group"
+            return f"{layer.spec.weight.label} has a float32 minimum per group"
     layout, shape = number_format.layout(), encoded.shape
     if layout is None:
         return f"{number_format.label} cannot be expressed as elements and scales"

@@ -114,7 +114,7 @@ class NumberFormat(Quantizer):
         """Returns the elements, groups and scales of a fitted format.
 
         Formats with their own rounding return None; backends do not support them. They override
-        `round`, `bits`, `encode`, `decode` and `saturates`.
+        `round`, `bits`, `encode`, `decode` and `saturates`, and `code_bits` if rows are separable.
         """
         return None
 
@@ -145,6 +145,11 @@ class NumberFormat(Quantizer):
         The shape `()` counts scales as in a full group.
         """
         return reference.bits(self._layout, shape)
+
+    @property
+    def code_bits(self) -> float:
+        """Storage per element in bits, without scales."""
+        return self._layout.element.bits
 
     @checking
     def encode(self, x: Tensor) -> Encoded:

@@ -94,8 +94,8 @@ class KQuant(NumberFormat):
 
     Example:
         >>> import torch
-        >>> KQuant(4).round(torch.tensor([1.5, -1.5, 0.5, 0.0])).mul(10).round().tolist()
-        [15.0, -15.0, 5.0, 0.0]
+        >>> KQuant(4).round(torch.tensor([-0.8, 0.7, 0.1, 0.0])).mul(10).round().tolist()
+        [-8.0, 7.0, 1.0, 0.0]
 
     Source: ggml, `ggml-common.h` and `ggml-quants.c`, the structures `block_q2_K` to `block_q6_K`.
     """
@@ -123,6 +123,11 @@ class KQuant(NumberFormat):
         """Bytes of a super-block without its codes: scales, minima, and their factors."""
         count = SUPER // self.kind.group * self.kind.scale_width // 8
         return (count + HALF) * (1 + self.kind.has_minimum)
+
+    @property
+    def code_bits(self) -> float:
+        """Bits of k."""
+        return self.width
 
     def bits(self, shape: Sequence[int] = ()) -> float:
         """Returns the storage per element in bits, including scales; `()` for full blocks."""

@@ -41,11 +41,8 @@ def known_shape(codes: Tensor, shape: Sequence[int], key: str) -> Sequence[int]:
     """
     if not shape or shape[0] != -1:
         return shape
-    number_format: Any = from_key(key)
-    layout = number_format.layout()
-    element = number_format.element if layout is None else layout.element
     # Integer arithmetic only, because `codes.numel()` is symbolic while a compiler traces.
-    bits = Fraction(element.bits).limit_denominator(64)
+    bits = Fraction(from_key(key).code_bits).limit_denominator(64)
     numbers = codes.numel() * 8 * bits.denominator // bits.numerator
     return (numbers // math.prod(shape[1:]), *shape[1:])
 

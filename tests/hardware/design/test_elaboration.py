@@ -19,7 +19,13 @@ WIDE = Edge.of(1.0, -(2**40), 2**41)
 
 
 def compile_netlist(folder, files, program):
-    """Compiles the netlist that Yosys makes of a design, with the same testbench."""
+    """Compiles the netlist that Yosys makes of a design, with the same testbench.
+
+    A top module that reads plusargs is part of a testbench, and Yosys cannot read it.
+    """
+    if "$value$plusargs" in (folder / "top.sv").read_text():
+        icarus.compile_testbench(folder, files, program)
+        return
     names = [str(file) for file in files]
     ends = [name for name in names if "chop_st" in name or name == "testbench.sv"]
     design = " ".join(name for name in names if name not in ends)

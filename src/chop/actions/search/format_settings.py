@@ -28,7 +28,8 @@ class FormatSettings:
 
     Attributes:
         formats: formats by name, such as integer, mxint or 4.auto. Names use their default fields;
-            `all` means every format; `4.auto` or `mxint:width=4` are single formats.
+            `all` means every format that has one of the widths and ranges; `4.auto` or
+            `mxint:width=4` are single formats.
         widths: bit widths, as 2,4,8 or 2:8:1. They apply to formats given by name; numbers are
             separated by commas, ranges are `first:last:step`. Formats of one width keep it.
             Default: as usual for the job.
@@ -58,7 +59,7 @@ class FormatSettings:
     eval_batch_size: Annotated[int | None, Range(1, 10**6)] = field(default=None, metadata=MORE)
 
     def read_formats(self) -> None:
-        """Replaces `all` by the format names, and checks the settings.
+        """Replaces `all` by the names of the formats that take the ranges, and checks the settings.
 
         Raises:
             ConfigError: if a setting is wrong; before anything is loaded.
@@ -71,6 +72,9 @@ class FormatSettings:
             if len(self.formats) > 1:
                 raise ConfigError("formats: 'all' includes every format; leave the others out.")
             object.__setattr__(self, "formats", every_format())
+            fitting = every_format(self.all_ranges(), self.rule)
+            # Without any, `candidates` says what is wrong.
+            object.__setattr__(self, "formats", fitting or self.formats)
         self.candidates()
         if self.bias is not None:
             parse_format_string(self.bias)

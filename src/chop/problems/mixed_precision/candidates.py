@@ -87,13 +87,30 @@ def format_candidates(
     }
 
 
-def every_format() -> tuple[str, ...]:
+def every_format(ranges: Ranges | None = None, rule: Rule = "mse") -> tuple[str, ...]:
     """Returns the names of all formats that a search can vary.
+
+    Args:
+        ranges: values by field, as in `format_candidates`. Formats without a valid combination are
+            left out. Default: those of each format.
+        rule: calibration rule for the fractions of integers.
 
     >>> "mxint" in every_format(), "float" in every_format()
     (True, False)
+    >>> "k_quant" in every_format(), "k_quant" in every_format({"width": (8, 16)})
+    (True, False)
     """
-    return tuple(kind.name for kind in formats() if kind.search_space)
+    names = (kind.name for kind in formats() if kind.search_space)
+    return tuple(name for name in names if _has_valid(name, ranges or {}, rule))
+
+
+def _has_valid(name: str, ranges: Ranges, rule: Rule) -> bool:
+    """Returns True if values of the ranges are valid for a format."""
+    own = {field: ranges[field] for field in ranges.keys() & get_fields(name)}
+    try:
+        return any(True for _ in _combinations(get_format(name), own, rule))
+    except ConfigError:
+        return False
 
 
 def varied_fields(options: Iterable[NumberFormat]) -> str:

@@ -16,6 +16,7 @@ from chop.ir.graph import MaseGraph
 from chop.ir.ops.dimensions import attention
 from chop.nn.packed import PackedOperator
 from chop.nn.quantized import QuantizedOperator
+from chop.private.transformers_api import attention_name, get_constructor
 from chop.pruning.decoder.depth import (
     DEPTH,
     WHERE,
@@ -177,7 +178,7 @@ def _rebuilt(model: PreTrainedModel, config: Any, state: Mapping[str, Tensor]) -
     if hasattr(config, "quantization_config"):
         del config.quantization_config  # of the file that the float weights were read from
     with torch.random.fork_rng(devices=[]), no_init_weights():
-        made = type(model)._from_config(config, dtype=model.dtype)
+        made = get_constructor(type(model))(config, dtype=model.dtype)
     try:
         # A graph has more tensors than its model, such as constants.
         made.load_state_dict({name: state[name] for name in made.state_dict() if name in state})
@@ -223,7 +224,7 @@ def _narrowed(
     Raises:
         ConfigError: a layer cannot be narrowed.
     """
-    implementation = model.config._attn_implementation
+    implementation = attention_name(model.config)
     if implementation == "eager" and not getattr(model.config, "attn_logit_softcapping", None):
         model.set_attn_implementation("sdpa")  # its heads can be traced, and it computes the same
     mg = MaseGraph(model.eval())

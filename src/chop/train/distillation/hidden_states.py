@@ -11,9 +11,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
 
 from chop.errors import ConfigError
+from chop.private.torch_api import Convolution
 
 Recorded = dict[str, list[Tensor]]
 
@@ -71,7 +71,7 @@ class HiddenStates:
             ConfigError: no layers match.
         """
         losses = [
-            self._difference(x, y, mask, isinstance(self._layers[name], _ConvNd))
+            self._difference(x, y, mask, isinstance(self._layers[name], Convolution))
             for name, outputs in self._student.items()
             for x, y in zip(outputs, self._teacher.get(name, []), strict=False)
             if x.shape == y.shape

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from chop.base.notices import assume
 from chop.errors import ConfigError
+from chop.private.torch_api import BATCH_NORMS
 from chop.train.distillation.hidden_states import HiddenStates
 from chop.train.distillation.settings import Distillation
 from chop.train.distillation.soft_losses import soft_losses
@@ -164,7 +164,7 @@ def _other_shape(answers: Tensor, goal: Tensor) -> ConfigError:
 
 def _check_is_separate(model: nn.Module, teacher: nn.Module) -> None:
     """Raises ConfigError if training the model would change the teacher."""
-    norms = (each for each in model.modules() if isinstance(each, _NormBase))
+    norms = (each for each in model.modules() if isinstance(each, BATCH_NORMS))
     changed = [x for each in norms for x in each.buffers()]  # averages over batches
     changed += [x for x in model.parameters() if x.requires_grad]
     addresses = {x.data_ptr() for x in changed if x.numel()}
