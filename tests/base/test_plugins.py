@@ -121,9 +121,9 @@ def test_no_metadata_is_read_by_an_import():
 
 
 def test_a_format_of_a_module_is_not_to_be_installed():
-    with pytest.raises(PluginError, match="of the module mymodule, .*, or pass --import mymodule"):
+    with pytest.raises(PluginError, match="from the module mymodule, .* pass --import mymodule"):
         parse_format({"name": "plain", "package": "mymodule", "width": 4})
-    with pytest.raises(PluginError, match="of the package mypkg 0.3, .*: pip install mypkg"):
+    with pytest.raises(PluginError, match="from the package mypkg 0.3, .*: pip install mypkg"):
         parse_format({"name": "plain", "package": "mypkg 0.3", "width": 4})
 
 

@@ -103,7 +103,7 @@ def test_what_computes_something_else_stays(form):
 @pytest.mark.parametrize(
     ("norm", "dtype", "reason"),
     [
-        (Norm(FORMS["llama"]), torch.bfloat16, "another dtype"),
+        (Norm(FORMS["llama"]), torch.bfloat16, "a different dtype"),
         (
             Norm(FORMS["llama"], other=nn.Parameter(torch.ones(3))),
             torch.float32,

@@ -227,7 +227,7 @@ class DistillConfig:
     """Knowledge distillation in further training.
 
     Attributes:
-        distill: also train against the float model's outputs (knowledge distillation).
+        distill: train against the float model (distillation).
         distill_alpha: weight of the float model's outputs, 0 to 1; labels have the rest. Default:
             0.9, and 1 without labels or loss.
         distill_temperature: temperature of the softmax of both models' logits, for classes.

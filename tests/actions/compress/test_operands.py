@@ -19,7 +19,6 @@ from chop.formats import INPUT_OPERANDS
 from chop.ir.huggingface.card import card_rows
 from chop.models import load_model
 from chop.nn.quantized import QuantizedOperator
-from chop.train.tasks import CAUSAL_LM
 from tests.workloads import untrained
 
 QUICK = {"bench_seconds": 0, "qat_epochs": 0, "keep_best": True, "force": True, "onnx": False}
@@ -114,9 +113,9 @@ def test_given_operands_win(decoder, tmp_path):
 def test_smoothquant_rounds_inputs(method, decoder, tmp_path):
     settings = {**TEXTS, **QUICK, "method": method, "formats": ("mxint:width=8",)}
     config = CompressConfig(model=decoder, out=tmp_path, **settings)
-    assert config.with_operands(CAUSAL_LM).operands == INPUT_OPERANDS
+    assert config.with_operands(is_language_model=True).operands == INPUT_OPERANDS
     plain = dataclasses.replace(config, method=("gptq",))
-    assert plain.with_operands(CAUSAL_LM).operands == ("weight",)
+    assert plain.with_operands(is_language_model=True).operands == ("weight",)
 
 
 @pytest.mark.long

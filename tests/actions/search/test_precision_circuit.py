@@ -148,7 +148,7 @@ def test_a_norm_that_is_written_out_has_a_circuit_in_a_search(tmp_path):
 def test_why_a_norm_has_no_integer_form_is_told():
     given = Workload.of(Normed(torch.float64), *toy().values())
     forget_notices()
-    with pytest.warns(UserWarning, match=r"norm: an RMSNorm .*another dtype than"):
+    with pytest.warns(UserWarning, match=r"norm: an RMSNorm .*different dtype than"):
         raise_for_integers(given)
 
 

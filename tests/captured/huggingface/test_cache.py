@@ -273,7 +273,7 @@ def test_a_cache_is_asked_for_by_name() -> None:
     without = MaseGraph(model, hf_input_names=names[:2])
     assert CACHE not in [node.name for node in without.nodes]
     with pytest.raises(
-        CaptureError, match=rf"has none: hf_input_names has no {CACHE}.*to_module\(\)"
+        CaptureError, match=rf"has no cache: hf_input_names has no {CACHE}.*to_module\(\)"
     ):
         without.model.generate(**prompts())
 
@@ -283,7 +283,7 @@ def test_what_a_graph_cannot_follow_is_said() -> None:
     sizes: Any = {"hidden_size": 32, "n_layer": 1, "n_head": 4, "vocab_size": 100}
     bloom = transformers.BloomForCausalLM(transformers.BloomConfig(**sizes)).eval()
     graph = MaseGraph(bloom)
-    with pytest.raises(CaptureError, match=f"BloomForCausalLM has none: .*size of {CACHE}"):
+    with pytest.raises(CaptureError, match=f"BloomForCausalLM has no cache: .*size of {CACHE}"):
         graph.model.generate(**prompts())
     with pytest.raises(CaptureError, match=f"size of {CACHE}"):
         MaseGraph(bloom, hf_input_names=["input_ids", "attention_mask", CACHE])
@@ -359,7 +359,7 @@ def test_a_model_that_fails_with_a_cache_is_captured_without(cls: Any, why: str)
     model = cls(transformers.LlamaConfig(**LLAMA_SIZES)).eval()
     graph, text = MaseGraph(model), prompts()
     torch.testing.assert_close(graph.model(**text)[0], model(**text)[0])
-    with pytest.raises(CaptureError, match=f"{cls.__name__} has none: {why}"):
+    with pytest.raises(CaptureError, match=f"{cls.__name__} has no cache: {why}"):
         graph.model.generate(**text)
     with pytest.raises(CaptureError, match=why):
         MaseGraph(model, hf_input_names=["input_ids", "attention_mask", CACHE])
