@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from chop.base.installed import require
+from chop.base.installed import how_to_get, require
 from chop.errors import ChopError, first_line
 from chop.ir.graph import MaseGraph
 
@@ -113,6 +113,8 @@ class Target:
             refused = [*self.refusals(mg).items()]
         except ChopError as error:
             return first_line(error)
+        except ModuleNotFoundError as error:  # of an optional library
+            return f"the check needs {error.name}: {how_to_get(self.extra)}"
         if not refused:
             return ""
         others = f" ({len(refused) - 1} more)" if len(refused) > 1 else ""

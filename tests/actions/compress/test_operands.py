@@ -3,14 +3,16 @@
 import dataclasses
 import json
 import re
+import sys
 
 import pytest
 import torch
 
 import chop
-from chop import MaseGraph
+from chop import MaseGraph, passes
 from chop.actions.compress.job import compress
 from chop.actions.compress.settings import CompressConfig
+from chop.actions.compress.targets import export_targets
 from chop.actions.export.job import export
 from chop.actions.export.settings import ExportConfig
 from chop.data import get_tokenizer
@@ -74,6 +76,20 @@ def test_the_report_names_the_targets_that_hold_the_result(run):
     text = " ".join((out / "table.md").read_text().split())
     assert "gguf (llama.cpp, transformers)" in text and "some formats as floats" in text
     assert "Targets that cannot hold it: qonnx: model.embed_tokens: QONNX has no node" in text
+
+
+@pytest.mark.parametrize("model", ["gpt-tiny", "vit"])
+def test_targets_are_named_without_their_libraries(model, monkeypatch):
+    """The main job runs on the requirements alone."""
+    mg, _ = passes.pack_transform_pass(MaseGraph(chop.quantize(load_model(model), "mxint4")))
+    for target in TARGETS.values():
+        if target.extra:
+            for name in (target.library, *target.needs):
+                monkeypatch.setitem(sys.modules, name, None)
+    reasons = export_targets(mg)
+    assert reasons.keys() == {*TARGETS} and reasons["onnx"] == ""
+    needs = [why for why in reasons.values() if why.startswith("the check needs")]
+    assert all("pip install" in why for why in needs)
 
 
 @pytest.mark.parametrize("name", ["compressed-tensors", "gptq", "gguf"])
