@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from chop.captured.padding.hidden import visible
 from chop.ir.batches import observe_nodes
@@ -69,14 +69,16 @@ def weight_zeros(mg: MaseGraph) -> dict[str, tuple[ZeroCount, int]]:
 
 def _weights(mg: MaseGraph) -> Iterator[tuple[str, Tensor, Tensor | None]]:
     """Yields the parameters that a graph computes with, each once, and their masks."""
-    masks, seen = masked_weights(mg), set[int]()
+    masks = masked_weights(mg)
+    # Keeps computed parameters alive, since the next one could get the identity of a freed one.
+    seen: dict[int, nn.Parameter] = {}
     for path, module in mg.model.named_modules():
         if PARAMETRIZATIONS in path.split("."):
             continue
         for name, parameter in own_parameters(with_plain_weights(module)).items():
             if parameter is None or id(parameter) in seen:
                 continue
-            seen.add(id(parameter))
+            seen[id(parameter)] = parameter
             own, mask = masked_parameter(module, name)
             weight = parameter.detach()
             yield f"{path}.{own}".lstrip("."), weight, masks.get(id(parameter), mask)
