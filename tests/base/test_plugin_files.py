@@ -20,14 +20,14 @@ def test_files_with_a_name_alone_say_which_package_it_is_of(install, monkeypatch
     del SAMPLERS["climb"]
     monkeypatch.setattr(plugins.registry, "entry_points", lambda group: {})
     monkeypatch.setattr(plugin_files, "entry_points", lambda group: {})
-    for version, told in (
+    for version, message in (
         (None, "mypkg 0.3, which is not installed: pip install mypkg"),
         ("0.2", r"mypkg 0.3, and mypkg 0.2 is installed .*: pip install 'mypkg==0.3'"),
     ):
         monkeypatch.setattr(
             plugin_files, "_installed_version", lambda name, version=version: version
         )
-        expected = f"^study 'a': the sampler 'climb' is from the package {told}"
+        expected = f"^study 'a': the sampler 'climb' is from the package {message}"
         with (
             pytest.raises(PluginError, match=expected),
             plugin_files.naming_packages(record, "study 'a'"),
@@ -45,12 +45,16 @@ def test_a_format_of_another_version(install):
     stored = {"name": "plain", "package": "mypkg 0.3", "width": 4, "frac_width": 1}
     with pytest.warns(UserWarning, match="'plain' may differ: the file was made with mypkg 0.3"):
         assert parse_format(stored).width == 4
-    told = "key 'depth'.*made with mypkg 0.3, and mypkg 0.4 is installed: pip install 'mypkg==0.3'"
-    with pytest.raises(PluginError, match=told):
+    message = (
+        "key 'depth'.*made with mypkg 0.3, and mypkg 0.4 is installed: pip install 'mypkg==0.3'"
+    )
+    with pytest.raises(PluginError, match=message):
         parse_format({**stored, "depth": 3})
     renamed = {**stored, "name": "even"}
-    told = "'even' is from the package mypkg 0.3, and mypkg 0.4 is installed and has none of that"
-    with pytest.raises(PluginError, match=told):
+    message = (
+        "'even' is from the package mypkg 0.3, and mypkg 0.4 is installed and has none of that"
+    )
+    with pytest.raises(PluginError, match=message):
         parse_format(renamed)
     same = {**stored, "package": "mypkg 0.4"}
     assert parse_format(same).width == 4  # a warning would be an error

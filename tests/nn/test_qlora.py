@@ -133,8 +133,8 @@ def test_adapters_are_saved_loaded_and_merged_into_codes(weight, tmp_path):
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
         merged = again.merge_and_unload()
-    told = [x for x in notes if issubclass(x.category, AdjustedWarning)]
-    assert told and "round" in str(told[0].message)
+    warned = [x for x in notes if issubclass(x.category, AdjustedWarning)]
+    assert warned and "round" in str(warned[0].message)
     layers = [x for x in merged.modules() if isinstance(x, PackedLinear)]
     assert len(layers) == 8
     stored = merged(input_ids=IDS).logits

@@ -24,7 +24,7 @@ def search(sampler="grid", **settings):
 
 
 @pytest.fixture
-def told(monkeypatch):
+def printed(monkeypatch):
     file = io.StringIO()
     console = Console(file=file, width=200)
     monkeypatch.setattr("rich.progress.get_console", lambda: console)
@@ -36,42 +36,42 @@ def numbers(lines):
     return [line.partition(":")[0] for line in lines]
 
 
-def test_every_trial_is_a_line_with_its_values(told):
+def test_every_trial_is_a_line_with_its_values(printed):
     found = search().run(until=24)
-    lines = told()
+    lines = printed()
     assert numbers(lines) == [f"{i} of 24" for i in range(1, 25)]
     assert lines[1].startswith("2 of 24: trial 1, product ") and "; best product " in lines[1]
     assert lines[-1].endswith("0:00:00 left")
     assert sum(", failed; " in line for line in lines) == len(found.failed) > 0
 
 
-def test_a_resumed_search_tells_what_is_there_in_one_line(told, tmp_path):
+def test_a_resumed_search_tells_what_is_there_in_one_line(printed, tmp_path):
     search(storage=None, out=tmp_path).run(until=3)
     search(storage=None, out=tmp_path).run(until=5)
-    assert numbers(told()) == [f"{i} of 3" for i in (1, 2, 3)] + [f"{i} of 5" for i in (3, 4, 5)]
-    assert "trial" not in told()[3] and told()[3].endswith("-:--:-- left")
+    assert numbers(printed()) == [f"{i} of 3" for i in (1, 2, 3)] + [f"{i} of 5" for i in (3, 4, 5)]
+    assert "trial" not in printed()[3] and printed()[3].endswith("-:--:-- left")
 
 
-def test_lines_have_the_best_of_the_trials_so_far(told, monkeypatch):
+def test_lines_have_the_best_of_the_trials_so_far(printed, monkeypatch):
     monkeypatch.setattr(progress, "REFRESH_SECONDS", 1000.0)  # all lines are written at the end
     found = search().run(until=18)
     ended = [t for t in found.trials if t.outcome in ("measured", "failed")]
-    for end, line in enumerate(told(), 1):
+    for end, line in enumerate(printed(), 1):
         products = [t.values["product"] for t in ended[:end] if t.outcome == "measured"]
         expected = f"best product {max(products):.4g}" if products else "no feasible trial yet"
         assert expected in line or not products, line
 
 
-def test_many_short_trials_are_told_together(told, monkeypatch):
+def test_many_short_trials_share_a_line(printed, monkeypatch):
     monkeypatch.setattr(progress, "REFRESH_SECONDS", 1000.0)
     monkeypatch.setattr(progress, "MAX_LINES", 5)
     search().run(until=12)
-    assert numbers(told()) == ["12 of 12"]
+    assert numbers(printed()) == ["12 of 12"]
 
 
-def test_a_search_that_is_to_be_silent_is(told):
+def test_a_search_that_is_to_be_silent_is(printed):
     search().run(until=3, progress=False)
-    assert told() == []
+    assert printed() == []
 
 
 def test_a_terminal_gets_a_bar_and_no_lines(monkeypatch):
@@ -83,7 +83,7 @@ def test_a_terminal_gets_a_bar_and_no_lines(monkeypatch):
     assert "trial 1, " not in file.getvalue()
 
 
-def test_workers_of_one_run_have_a_line_for_each_trial_too(told, tmp_path):
+def test_workers_of_one_run_have_a_line_for_each_trial_too(printed, tmp_path):
     search("random", storage=None, out=tmp_path).run(until=6, workers=2)
-    lines = told()
+    lines = printed()
     assert numbers(lines)[-1] == "6 of 6" and len(lines) == 6

@@ -78,9 +78,8 @@ def fit(
             step's number from 1 and the total; see `chop.train.GradualPruning`.
         task: determines the loss: a name of `chop.train.TASKS`, or a `Task`; default, inferred from
             the labels, see `chop.train.tasks.infer_task`.
-        distill: trains against the outputs of a teacher: the teacher (a module, a graph, or the
-            path of a checkpoint), or `chop.train.Distillation` or a mapping of its fields. Rows
-            then need no labels.
+        distill: teacher (a module, a graph, or the path of a checkpoint), `Distillation`, or a
+            mapping of its fields. Rows then need no labels.
     Returns: the mean loss of each epoch. The mode (`train`, `eval`) of each module is restored.
     Raises:
         ConfigError: if columns are wrong, the schedule or task is unknown, labels do not fit the

@@ -131,8 +131,8 @@ def test_loss_stands_for_kl_of_numbers(tmp_path):
     with collected_assumptions() as assumed:
         search = precision.prepare(PrecisionConfig(out=tmp_path), lines(tmp_path))
     assert [goal.name for goal in search.goals] == ["loss", "bits"]
-    told = [each.text for each in assumed if each.text.startswith("The goal is loss")]
-    assert len(told) == 1 and "'regression'" in told[0]
+    texts = [each.text for each in assumed if each.text.startswith("The goal is loss")]
+    assert len(texts) == 1 and "'regression'" in texts[0]
 
 
 def test_kl_of_numbers_is_refused_beside_other_goals_and_as_a_budget(tmp_path):
@@ -165,9 +165,9 @@ def test_a_best_that_is_float_says_so(tmp_path):
     config = PrecisionConfig(out=tmp_path, **UNTRAINED)
     chosen = {"fc": {"weight": Float(), "data_in": Float()}}
     found = SimpleNamespace(best=SimpleNamespace(number=0), recipes={})
-    told = about_recipe(config, found, chosen)
-    assert told == "no recipe: all layers of the best trial are float"
+    line = about_recipe(config, found, chosen)
+    assert line == "no recipe: all layers of the best trial are float"
     chosen["fc"]["data_in"] = parse_format_string("mxint8")
-    told = about_recipe(config, found, chosen)
-    assert told.startswith("build the best model: chop search export ")
-    assert told.endswith(" best.toml && chop compress --config best.toml")
+    line = about_recipe(config, found, chosen)
+    assert line.startswith("build the best model: chop search export ")
+    assert line.endswith(" best.toml && chop compress --config best.toml")

@@ -15,6 +15,7 @@ from chop.actions.search.nas import NasConfig
 from chop.actions.search.precision import JOB, PrecisionConfig
 from chop.actions.search.precision_subject import PrecisionSubject
 from chop.actions.search.several import is_several, list_searches, run_several
+from chop.base.notices import AdjustedWarning
 from chop.cli.app import app
 from chop.cli.names import known
 from chop.errors import ConfigError
@@ -83,7 +84,8 @@ def test_a_format_takes_those_of_its_own_fields(tmp_path):
 
 
 def test_all_formats_are_searched_within_no_budget_of_their_own(tmp_path):
-    config = per_format(tmp_path, formats=("all",), ranges={}, widths="8,16,32")
+    with pytest.warns(AdjustedWarning, match="formats: k_quant of 'all' cannot have these ranges"):
+        config = per_format(tmp_path, formats=("all",), ranges={}, widths="8,16,32")
     groups = list_searches(JOB, config)
     # K-quants have 6 bits at most.
     fitting = tuple(name for name in every_format() if name != "k_quant")

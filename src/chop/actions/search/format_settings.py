@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from chop.actions.sweep.grid import parse_range, whole
+from chop.base.notices import warn_once
 from chop.config import MORE, Range
 from chop.errors import ConfigError
 
@@ -71,10 +72,16 @@ class FormatSettings:
         if "all" in self.formats:
             if len(self.formats) > 1:
                 raise ConfigError("formats: 'all' includes every format; leave the others out.")
-            object.__setattr__(self, "formats", every_format())
+            every = every_format()
+            object.__setattr__(self, "formats", every)
             fitting = every_format(self.all_ranges(), self.rule)
             # Without any, `candidates` says what is wrong.
-            object.__setattr__(self, "formats", fitting or self.formats)
+            object.__setattr__(self, "formats", fitting or every)
+            if others := [name for name in every if name not in self.formats]:
+                warn_once(
+                    f"formats: {', '.join(others)} of 'all' cannot have these ranges or widths, "
+                    "and are not searched."
+                )
         self.candidates()
         if self.bias is not None:
             parse_format_string(self.bias)

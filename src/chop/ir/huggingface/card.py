@@ -185,8 +185,8 @@ def _average_bits(model: nn.Module) -> float:
     stored = {id(x): (x.numel(), 8.0 * x.element_size()) for x in model.parameters()}
     for module in (x for x in model.modules() if isinstance(x, PackedOperator)):
         for operand, shape in module.packed_shapes.items():
-            bits = module.spec.number_format(operand).bits(shape)
-            stored[id(module.encoded(operand).codes)] = shape.numel(), bits
+            codes = module.encoded(operand).codes
+            stored[id(codes)] = shape.numel(), module.packed_bits(operand)
     return sum(count * bits for count, bits in stored.values()) / sum(n for n, _ in stored.values())
 
 
