@@ -143,10 +143,7 @@ def _quant(step: QuantizedOperator, operand: str) -> Quant | None:
     if layout is None or layout.levels is not None or layout.has_zero_points:
         return None
     if is_parameter(step, operand):
-        effective = step.effective(operand).detach()
-        return _parameter_node(
-            layout.fitted(effective), effective, rounded_parameter(step, operand)
-        )
+        return _parameter_node(layout, step, operand)
     if layout.element.threshold is not None and layout.scaling is not None:
         return None  # nodes compare with half a scale
     steps: Steps | None = get_row(ROUNDED, layout.element)
@@ -154,13 +151,15 @@ def _quant(step: QuantizedOperator, operand: str) -> Quant | None:
     return Quant(steps, torch.tensor(scale)) if steps and scale else None
 
 
-def _parameter_node(layout: Layout, effective: Tensor, values: Tensor) -> Quant | None:
+def _parameter_node(layout: Layout, step: QuantizedOperator, operand: str) -> Quant | None:
+    effective = step.effective(operand).detach()
+    layout = layout.fitted(effective)
     steps: Steps | None = get_row(STORED, layout.element)
-    if steps is None:
+    scale = steps and _scale(layout, steps, effective)
+    if steps is None or scale is None:
         return None
-    scale = _scale(layout, steps, effective)
-    if scale is None:
-        return None
+    # Only now, because rounding can search for scales, which takes longest.
+    values = rounded_parameter(step, operand)
     node = Quant(steps, scale.view(-1, *[1] * (values.dim() - 1)) if scale.dim() else scale, values)
     return node if torch.equal(node(values), values) else None
 
