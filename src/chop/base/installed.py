@@ -42,7 +42,7 @@ def require(what: str, *packages: str, extra: str) -> None:
             require.
 
     Raises:
-        UnavailableError: if with the install command.
+        UnavailableError: if one is missing; the message has the install command.
     """
     if absent := [name for name in packages if not _is_installed(name)]:
         is_ours = bool(extra) or not _needed().isdisjoint(absent)
@@ -111,7 +111,7 @@ def fitting_packages() -> Iterator[None]:
     transformers and timm import torchvision if it is installed, and pass its errors on.
 
     Raises:
-        UnavailableError: if with the package, its version and torch's version.
+        UnavailableError: if a package does not fit; the message has its version and torch's.
     """
     try:
         yield

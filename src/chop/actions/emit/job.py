@@ -81,7 +81,7 @@ def emit(
         has_multipliers: False if products must use lookup tables. Default: by `config.device`.
     Returns: the content of `result.json`; with `check_only` only the verification.
     Raises:
-        CheckpointError: if with `check_only`, if the folder has no emitted circuit.
+        CheckpointError: if `check_only` is set and the folder has no emitted circuit.
         ConfigError: if settings do not fit together, or the model has no circuit.
         VerificationError: if the circuit differs from the graph, or files from the manifest.
         UnavailableError: if the model, the data set or a tool is missing.
