@@ -17,34 +17,6 @@ def lowered(model, dummy_in):
     return passes.lower_to_integer_transform_pass(small, {"batches": [dummy_in]})[0]
 
 
-NORMS = {
-    "into the preceding convolutions and linear layers": (
-        (nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)),
-        torch.ones(2, 1, 5, 5),
-    ),
-    "linear layers with conv_bn_fusion_transform_pass": (
-        (nn.Linear(4, 4), nn.BatchNorm1d(4)),
-        torch.ones(3, 4),
-    ),
-    "as x . scale . shift, with two buffers": (
-        (nn.Linear(4, 4), nn.ReLU(), nn.BatchNorm1d(4)),
-        torch.ones(3, 4),
-    ),
-    "shape is .channels, 1, 1. for images": (
-        (nn.Conv2d(1, 2, 3), nn.ReLU(), nn.BatchNorm2d(2)),
-        torch.ones(2, 1, 5, 5),
-    ),
-    "scale = weight / sqrt": ((nn.BatchNorm1d(4), nn.Linear(4, 2)), torch.ones(3, 4)),
-}
-
-
-@pytest.mark.parametrize("way", NORMS)
-def test_batch_norms_name_the_way_out_of_their_place(way):
-    layers, x = NORMS[way]
-    with pytest.raises(ConfigError, match=way):
-        lowered(nn.Sequential(*layers), {"input": x})
-
-
 class Called(nn.BatchNorm1d):
     """A norm that is captured as a function call."""
 
@@ -54,20 +26,9 @@ class Called(nn.BatchNorm1d):
         )
 
 
-@pytest.mark.parametrize("why", ["length", "binary", "call"])
-def test_norms_that_cannot_be_folded_are_not_said_to_be(why):
-    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval()
-    x = torch.ones(3, 4, 4) if why == "length" else torch.ones(3, 4)
-    if why == "call":
-        model[1] = Called(4).eval()
-    formats = {**EIGHT}
-    if why == "binary":
-        formats["linear"] = {"config": {**EIGHT["default"]["config"], "weight": {"name": "binary"}}}
-    mg = MaseGraph(model, dummy_in={"input": x})
-    small, _ = passes.quantize_transform_pass(mg, formats)
-    assert not passes.conv_bn_fusion_transform_pass(small, {})[1]["fused"]
-    with pytest.raises(ConfigError, match="as x . scale . shift"):
-        passes.lower_to_integer_transform_pass(small, {"batches": [{"input": x}]})
+def test_a_batch_norm_called_as_a_function_names_the_module():
+    with pytest.raises(ConfigError, match="write a batch norm as nn.BatchNorm1d"):
+        lowered(nn.Sequential(nn.Linear(4, 4), Called(4)), {"input": torch.ones(3, 4)})
 
 
 class Body(nn.Module):
@@ -82,7 +43,6 @@ class Body(nn.Module):
         self.register_buffer("shift", torch.rand(4))
         self.slope = nn.Parameter(torch.rand(4))
         self.prelu = nn.PReLU()
-        self.norm = nn.BatchNorm1d(4)
 
     def forward(self, x):
         return self.last(self.then(self, self.fc(x)))
@@ -104,10 +64,6 @@ WAYS = {
         lambda m, h: h.relu() - m.slope * (-h).relu(),
     ),
     "nn.LeakyReLU": (lambda m, h: m.prelu(h), lambda m, h: nn.functional.leaky_relu(h, 0.25)),
-    "x [*] scale [+] shift": (
-        lambda m, h: m.norm(h.relu()),
-        lambda m, h: h.relu() * m.scale + m.shift,
-    ),
 }
 
 

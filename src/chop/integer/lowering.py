@@ -31,14 +31,21 @@ from chop.nn.integer import (
     Encode,
     EncodeBlocks,
     Grid,
+    ChannelMap,
     IntegerAdd,
+    IntegerBatchNorm,
+    IntegerMaxPool1d,
+    IntegerMaxPool2d,
     IntegerMul,
     IntegerNegate,
     IntegerOperator,
     IntegerOptions,
+    IntegerReLU,
     IntegerSub,
+    IntegerThresholds,
     Table,
 )
+from chop.nn.integer.affine import MOST_THRESHOLDS, reader_codes
 from chop.nn.integer.mask import KeptKeys
 from chop.nn.quantized import QuantCall, QuantizedOperator, QuantScaledDotProductAttention
 
@@ -190,7 +197,64 @@ class GraphLowering:
             return self._table(node, grid)
         if self.mg.operator(node).integer is IntegerNegate and grid.rounding == "nearest_even":
             return self._negated(node, grid)
+        if self._has_thresholds(node, grid):
+            return self._compare(node, grid, suffix)
         return self._round(node, grid, suffix)
+
+    def _has_thresholds(self, node: fx.Node, grid: Grid) -> bool:
+        """Returns whether rounding can be moved up to a batch norm, as comparisons."""
+        row = self.mg.operator(node)
+        if self._formats(node) or row.integer is None or len(reader_codes(grid)) > MOST_THRESHOLDS + 1:
+            return False
+        if row.integer is IntegerBatchNorm:
+            return True
+        is_monotone = row.integer in (IntegerReLU, IntegerMaxPool1d, IntegerMaxPool2d)
+        # The sign of a ReLU's result is constant.
+        if not is_monotone or (row.integer is IntegerReLU and grid.rounding == "sign"):
+            return False
+        return self._has_thresholds(node.all_input_nodes[0], grid)
+
+    def _compare(
+        self, node: fx.Node, grid: Grid, suffix: str, relu: Callable[[Tensor], Tensor] | None = None
+    ) -> Codes:
+        """Rounds a batch norm by comparisons, ahead of the monotone operators that read it.
+
+        Args:
+            node: batch norm, maximum pooling or ReLU.
+            grid: grid of the reader.
+            suffix: suffix of the new operators.
+            relu: ReLU of the result. The grid has no negative codes then.
+        """
+        bound = bind(self.mg, node, self.folded)
+        row, (source,), module = self.mg.operator(node), bound.inputs, self.mg.get_module(node)
+        if row.integer is IntegerReLU:
+            narrow = replace(grid, low=max(grid.low, 0), high=max(grid.high, 0))
+            return self._compare(source, narrow, suffix, bound.reference)
+        if row.integer is IntegerBatchNorm:
+            read = self.exact(source)
+            channels = ChannelMap.of(module, read.proven, len(self.folded.shape(source)))
+            operator: IntegerOperator = IntegerThresholds(read.proven, channels, grid)
+        else:
+            read = self._compare(source, grid, suffix, relu)
+            assert row.integer is not None
+            operator = row.integer.from_quantized(module, [read.proven], self.options, bound.call)
+        result = self.call(node, operator, (read,), suffix)
+
+        def reference(*values: Tensor) -> Tensor:
+            expected = bound.reference(*values)
+            return expected if relu is None else relu(expected)
+
+        step = Step(node.name, row.name, (read,), result, reference, self.dtype(node))
+        step.readers.append((result.node, grid))
+        self.steps.append(step)
+        return result
+
+    def _formats(self, node: fx.Node) -> bool:
+        """Returns whether a node rounds its input or its result."""
+        module = self.mg.get_module(node)
+        return isinstance(module, QuantizedOperator) and any(
+            self.grids.of(module, operand) is not None for operand in ("data_in", "data_out")
+        )
 
     def _negated(self, node: fx.Node, grid: Grid) -> Codes:
         """Rounds the operand of a negation instead of its result, on the mirrored grid."""
@@ -255,7 +319,7 @@ class GraphLowering:
         bound = bind(self.mg, node, self.folded)
         inputs = tuple(map(self._read, bound.inputs, bound.operands, [bound] * len(bound.inputs)))
         edges = [given.edge for given in inputs if given.edge is not None]
-        operator = row.integer.from_quantized(bound.module, edges, self.options, bound.call)
+        operator = row.integer.from_quantized(module, edges, self.options, bound.call)
         result = self.call(node, operator, inputs)
         return self.note(
             node, Step(node.name, row.name, inputs, result, bound.reference, self.dtype(node))
@@ -305,8 +369,8 @@ class GraphLowering:
         if bound.module is None or operand is None:
             return self.exact(node)
         grid = self.grids.of(bound.module, operand)
-        assert grid is not None
-        return self.coded(node, grid)
+        # Without a format, `IntegerOperator.reads_exact` holds.
+        return self.exact(node) if grid is None else self.coded(node, grid)
 
     def _exact_move(self, node: fx.Node) -> Codes:
         """Moves one exact result; constant operands are rounded to its step."""

@@ -66,7 +66,7 @@ def _refuse_node(mg: MaseGraph, node: fx.Node, folded: Folded, grids: Grids) -> 
         yield f"{node.name} ({row.name} of integers)"
         return
     if not isinstance(module, QuantizedOperator):
-        if row.integer is None or row.is_quantizable:
+        if row.integer is None or (row.is_quantizable and not row.integer.reads_exact):
             yield f"{node.name} ({row.name}, float)"
         return
     if row.integer is None and not isinstance(module, QuantScaledDotProductAttention):
@@ -90,9 +90,12 @@ def _refuse_node(mg: MaseGraph, node: fx.Node, folded: Folded, grids: Grids) -> 
             yield f"{node.name} ({row.name} of a mask)"
             return
     for name, step in leaf_operators(module).items():
-        yield from _refuse_operator(
-            f"{node.target}.{name}" if name else str(node.target), step, grids
-        )
+        path = f"{node.target}.{name}" if name else str(node.target)
+        if row.integer is None or not row.integer.reads_exact:
+            yield from _refuse_operator(path, step, grids)
+        elif not step.operand_format("data_in").is_identity:
+            # The parameters of such operators need no grid.
+            yield from _refuse_operator(path, step, grids, ("data_in", "data_out"))
     mask = mask_argument(mg, node)
     if mask is not None:
         try:

@@ -8,11 +8,9 @@ from types import MappingProxyType
 
 from torch import fx, nn
 
-from chop.formats import Binary, BinaryResidual, Ternary
 from chop.ir.graph import MaseGraph
 from chop.nn.lora import LoraLinear
 from chop.nn.quantized import QuantizedOperator
-from chop.private.torch_api import BatchNorm, Convolution
 
 FORMATS = (
     "choose integer (calibrated), scale_integer (fixed scales of activations), binary, ternary or "
@@ -25,10 +23,7 @@ REST = (
     "use the operators under 'Components' in docs/guide/circuit.md instead, or leave "
     "operators after the last layer to the program that reads its results"
 )
-OTHER_NORM = (
-    "replace it with an nn.BatchNorm2d directly after a convolution and retrain, since only "
-    "batch norms can be folded"
-)
+OTHER_NORM = "replace it with an nn.BatchNorm2d and retrain"
 RETURN = "return the scores, and {name} them in the program that reads them"
 REWRITES: Mapping[str, str] = MappingProxyType(
     {
@@ -52,14 +47,8 @@ REWRITES: Mapping[str, str] = MappingProxyType(
     }
 )
 """Rewrites of operators without a circuit, by operator name in the operator table."""
-FOLD = (
-    "fold batch norms into the preceding convolutions and linear layers with "
-    "conv_bn_fusion_transform_pass before quantizing"
-)
-SCALE_AND_SHIFT = (
-    "write a batch norm that cannot be folded into a convolution or linear layer as x * scale + "
-    "shift, with two buffers: scale = weight / sqrt(running_var + eps), shift = bias - "
-    "running_mean * scale; their shape is (channels, 1, 1) for images"
+NORM = (
+    "write a batch norm as nn.BatchNorm1d or nn.BatchNorm2d, with an integer or no format for data_in"
 )
 
 
@@ -91,7 +80,7 @@ def _suggestions(mg: MaseGraph, refusal: Refusal) -> Iterator[str]:
     elif "(dropout" in refusal.text:
         yield "call dropout with training=self.training"
     elif row.is_affine:
-        yield _norm_suggestion(mg, node)
+        yield NORM
     elif row.name in REWRITES:
         yield REWRITES[row.name]
     elif row.makes_masks or getattr(module, "meets_masks", False):
@@ -106,17 +95,3 @@ def _suggestions(mg: MaseGraph, refusal: Refusal) -> Iterator[str]:
     else:
         yield REST
 
-
-def _norm_suggestion(mg: MaseGraph, node: fx.Node) -> str:
-    """Returns the suggestion for a batch norm, by the layer ahead of it."""
-    read = node.all_input_nodes[0] if node.all_input_nodes else None
-    before = mg.get_module(read) if read is not None else None
-    if read is None or not isinstance(before, Convolution | nn.Linear):
-        return SCALE_AND_SHIFT
-    shape = getattr(read.meta.get("spec"), "shape", None)
-    is_by_channel = shape is None or len(shape) == 2 + len(getattr(before, "kernel_size", ()))
-    has_signs = isinstance(before, QuantizedOperator) and isinstance(
-        before.spec.weight, Binary | BinaryResidual | Ternary
-    )
-    is_module = isinstance(mg.get_module(node), BatchNorm)
-    return FOLD if is_module and is_by_channel and not has_signs else SCALE_AND_SHIFT

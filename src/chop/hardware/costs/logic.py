@@ -320,6 +320,24 @@ def _scale(p: Parameters) -> Logic:
     return credits_logic(bits, 3).plus(own)
 
 
+def _affine(p: Parameters) -> Logic:
+    """Estimates a product of each lane with the sum behind it, and the words of the channels."""
+    bits = p["LANES"] * p["OUT_W"]
+    delayed = p["LANES"] * (2 * p["SHIFT_W"] + p["IN_W"])
+    own = Logic(3, bits + delayed + 5, bits=bits, added=bits, factors=p["LANES"] * p["IN_W"])
+    return credits_logic(bits, 5).plus(words_logic(p["WORDS"])).plus(own)
+
+
+def _thresholds(p: Parameters) -> Logic:
+    """Estimates the comparisons of each lane, and the sum of their bits."""
+    count, lanes = p["THRESHOLDS"], p["LANES"]
+    lane = Logic(
+        count * (p["IN_W"] + 1) / 2 + count, 2 * p["IN_W"] + count + p["OUT_W"], bits=p["OUT_W"]
+    )
+    own = lane.times(lanes).plus(words_logic(p["WORDS"])).plus(Logic(2, 4))
+    return own.plus(credits_logic(lanes * p["OUT_W"], 4))
+
+
 def _table(p: Parameters) -> Logic:
     address = p["LANES"] * count_bits(p["ENTRIES"])
     return Logic(2, address + 3, bits=address / 4).plus(credits_logic(p["LANES"] * p["OUT_W"], 3))
@@ -352,6 +370,7 @@ def _select(p: Parameters) -> Logic:
 
 FORMULAS: Mapping[str, Callable[[Parameters], Logic]] = {
     "chop_add": _add,
+    "chop_affine": _affine,
     "chop_avg_pool": _avg_pool,
     "chop_block_linear": _block_linear,
     "chop_concat": _concat,
@@ -380,5 +399,6 @@ FORMULAS: Mapping[str, Callable[[Parameters], Logic]] = {
     "chop_sum": _sum,
     "chop_table": _table,
     "chop_ternary_linear": _ternary_linear,
+    "chop_thresholds": _thresholds,
     "chop_upsize": upsize_logic,
 }

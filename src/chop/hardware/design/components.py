@@ -62,6 +62,9 @@ _ROWS = (
         kind=Kind.POOLING,
     ),
     Component(
+        integer.IntegerBatchNorm, "chop_affine", elementwise.plan_affine, kind=Kind.NORM
+    ),
+    Component(
         integer.IntegerConv1d, "chop_conv", convolution.plan_conv, spatial=1, kind=Kind.PRODUCT
     ),
     Component(
@@ -108,6 +111,12 @@ _ROWS = (
         kind=Kind.ARITHMETIC,
     ),
     Component(integer.IntegerSum, "chop_sum", reduce.plan_sum, kind=Kind.ARITHMETIC),
+    Component(
+        integer.IntegerThresholds,
+        "chop_thresholds",
+        elementwise.plan_thresholds,
+        kind=Kind.ARITHMETIC,
+    ),
     Component(
         integer.Requantize, "chop_requantize", elementwise.plan_requantize, kind=Kind.ARITHMETIC
     ),

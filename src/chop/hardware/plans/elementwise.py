@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -15,9 +15,11 @@ from chop.hardware.design.stream import Stream
 from chop.hardware.plans.division import Division
 from chop.nn.integer import (
     IntegerAdd,
+    IntegerBatchNorm,
     IntegerMul,
     IntegerOperator,
     IntegerScale,
+    IntegerThresholds,
     Requantize,
     Table,
 )
@@ -35,6 +37,10 @@ ROUND_STAGES = 7
 MULTIPLY_STAGES = 2
 SCALE_STAGES = 5
 """Cycles of `chop_scale` and of the FIFO behind it."""
+AFFINE_STAGES = 7
+"""Cycles of `chop_affine` and of the FIFO behind it."""
+THRESHOLD_STAGES = 6
+"""Cycles of `chop_thresholds` and of the FIFO behind it."""
 
 
 BROADCAST = (
@@ -131,6 +137,57 @@ def plan_requantize(site: Site) -> ComponentPlan:
         parameters["CHANNEL_BEATS"] = len(words)
         memories["CHANNEL_FILE"] = Memory.of(words, width)
     return replace(_elementwise(site, parameters, multiplier, memories), latency=latency)
+
+
+def plan_affine(site: Site) -> ComponentPlan:
+    """Plans a batch norm: a multiplier and an adder per lane."""
+    operator, read = site.operator, site.inputs[0]
+    assert isinstance(operator, IntegerBatchNorm)
+    parts = operator.factor, operator.shift
+    fields = [(part, bit_width(int(part.min()), int(part.max()))) for part in parts]
+    (_, factor_bits), (_, shift_bits) = fields
+    parameters = {"IN_W": read.width, "FACTOR_W": factor_bits, "SHIFT_W": shift_bits}
+    plan = _by_channel(site, parameters, fields, (read.width, factor_bits))
+    return replace(plan, latency=AFFINE_STAGES)
+
+
+def plan_thresholds(site: Site) -> ComponentPlan:
+    """Plans comparisons with the thresholds of each channel."""
+    operator, read = site.operator, site.inputs[0]
+    assert isinstance(operator, IntegerThresholds)
+    fields = [(threshold, read.width + 1) for threshold in operator.thresholds]
+    parameters = {"IN_W": read.width, "THRESHOLDS": len(fields)}
+    parameters |= {"LOW": operator.low, "STRIDE": operator.stride}
+    plan = _by_channel(site, parameters, [*fields, (operator.is_negative.long(), 1)])
+    return replace(plan, latency=THRESHOLD_STAGES)
+
+
+def _by_channel(
+    site: Site,
+    parameters: Mapping[str, int | str],
+    fields: Sequence[tuple[Tensor, int]],
+    multiplier: tuple[int, int] | None = None,
+) -> ComponentPlan:
+    """Returns an elementwise plan with a memory word of each channel, in stream order.
+
+    Args:
+        site: site of the operator.
+        parameters: as for `_elementwise`.
+        fields: numbers of a word, lowest bits first: int64 by channel in a shape that broadcasts to
+            a sample, and bits.
+        multiplier: as for `_elementwise`.
+    """
+    shape = fields[0][0].shape
+    words = [0] * shape.numel()
+    place = 0
+    for values, bits in fields:
+        for channel, value in enumerate(values.flatten().tolist()):
+            words[channel] |= (value & (1 << bits) - 1) << place
+        place += bits
+    stream = site.inputs[0].with_lanes(_lanes(site))
+    beats = _periodic_words(stream, torch.arange(len(words)).view(shape))
+    memory = Memory.of([[words[channel] for channel in beat] for beat in beats], place)
+    return _elementwise(site, {**parameters, "WORDS": len(beats)}, multiplier, {"FILE": memory})
 
 
 def _division(operator: Requantize, read: Stream) -> Division | None:

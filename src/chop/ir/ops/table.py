@@ -121,10 +121,13 @@ TABLE: tuple[Operator, ...] = (
     ),
     *_all(
         {"kind": Kind.NORM},
-        _row("batch_norm1d", nn.BatchNorm1d, features=1, follow=d.by_channel, is_affine=True),
-        _row("batch_norm2d", nn.BatchNorm2d, follow=d.by_channel, is_affine=True),
-        _row("batch_norm3d", nn.BatchNorm3d, follow=d.by_channel, is_affine=True),
-        _row("sync_batch_norm", nn.SyncBatchNorm, follow=d.by_channel, is_affine=True),
+        *_all(
+            {"follow": d.by_channel, "is_affine": True},
+            _row("batch_norm1d", nn.BatchNorm1d, features=1, integer=i.IntegerBatchNorm),
+            _row("batch_norm2d", nn.BatchNorm2d, integer=i.IntegerBatchNorm),
+            _row("batch_norm3d", nn.BatchNorm3d),
+            _row("sync_batch_norm", nn.SyncBatchNorm, integer=i.IntegerBatchNorm),
+        ),
         _row("batch_norm", (), BATCH_NORM, (F,), is_affine=True),
         *_all(
             {"features": -1, "follow": d.normalized},

@@ -1,6 +1,7 @@
 """Integer operators: readable, bit-exact specification of the computations of a circuit."""
 
 from chop.nn.integer.add import IntegerAdd, IntegerSub
+from chop.nn.integer.affine import ChannelMap, IntegerBatchNorm, IntegerThresholds
 from chop.nn.integer.avg_pool import (
     IntegerAdaptiveAvgPool1d,
     IntegerAdaptiveAvgPool2d,
@@ -29,6 +30,7 @@ from chop.nn.integer.table import Table
 __all__ = [
     "BlockGrid",
     "Call",
+    "ChannelMap",
     "Constant",
     "Decode",
     "Edge",
@@ -40,6 +42,7 @@ __all__ = [
     "IntegerAdd",
     "IntegerAvgPool1d",
     "IntegerAvgPool2d",
+    "IntegerBatchNorm",
     "IntegerConv1d",
     "IntegerConv2d",
     "IntegerEmbedding",
@@ -59,6 +62,7 @@ __all__ = [
     "IntegerSoftmax",
     "IntegerSub",
     "IntegerSum",
+    "IntegerThresholds",
     "Requantize",
     "RequantizeBlocks",
     "Table",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -66,6 +66,9 @@ class IntegerOperator(nn.Module):
     Raises:
         ConfigError: if the codes can become too wide.
     """
+
+    reads_exact: ClassVar[bool] = False
+    """Whether it accepts the exact codes of any operator, so that its input needs no format."""
 
     def __init__(self, out: Edge) -> None:
         super().__init__()

@@ -20,6 +20,7 @@ class _IntegerMaxPool(IntegerOperator):
     """
 
     pool: ClassVar[Callable[..., Tensor]]
+    reads_exact = True
 
     @classmethod
     def from_quantized(

@@ -18,6 +18,8 @@ class IntegerReLU(IntegerOperator):
     Width: that of the input, never below zero.
     """
 
+    reads_exact = True
+
     @classmethod
     def from_quantized(
         cls,

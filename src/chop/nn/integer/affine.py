@@ -1,0 +1,214 @@
+"""Affine maps and thresholds of each channel: batch norms on codes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+
+from chop.errors import ConfigError
+from chop.nn.integer.base import NO_CALL, Call, IntegerOperator, IntegerOptions, check_width
+from chop.nn.integer.edge import Edge, Grid
+from chop.nn.quantized import QuantizedOperator
+from chop.nn.quantized.codes import rounded_parameter
+from chop.private.torch_api import BatchNorm
+
+FACTOR_BITS = 17
+"""Bits of the magnitude of the largest factor."""
+MOST_THRESHOLDS = 15
+"""Maximum thresholds of a channel: those of a reader with 4 bits."""
+
+
+class ChannelMap(NamedTuple):
+    """The map y = a k + b of codes k, for each channel.
+
+    Attributes:
+        factors: a, float64, one per channel, in a shape that broadcasts with the codes.
+        shifts: b, in the same shape.
+    """
+
+    factors: Tensor
+    shifts: Tensor
+
+    @classmethod
+    def of(cls, norm: nn.Module | None, read: Edge, dims: int) -> ChannelMap:
+        """Returns the map of a batch norm with its running statistics.
+
+        Args:
+            norm: the batch norm, quantized or float.
+            read: edge of its input; steps per channel have to be along the second dimension.
+            dims: dimensions of the input, including the batch.
+        Raises:
+            ConfigError: if the norm has no running statistics, or the input has steps along
+                another dimension.
+        """
+        assert isinstance(norm, BatchNorm)
+        if norm.running_mean is None or norm.running_var is None:
+            raise ConfigError("BatchNorm: expected running statistics; train with them.")
+        if read.step.dim() and read.axis != 1 - dims:
+            raise ConfigError(
+                "BatchNorm: its input has scales along another dimension than the channels; use "
+                "one scale for the weight of the layer ahead of it."
+            )
+        factors = (norm.running_var.double() + norm.eps).rsqrt()
+        if norm.weight is not None:
+            factors = factors * _parameter(norm, "weight")
+        shifts = -norm.running_mean.double() * factors
+        if norm.bias is not None:
+            shifts = shifts + _parameter(norm, "bias")
+        shape = -1, *[1] * (dims - 2)
+        return cls((factors * read.step / read.divisor).view(shape), shifts.view(shape))
+
+
+def _parameter(norm: BatchNorm, name: str) -> Tensor:
+    if isinstance(norm, QuantizedOperator):
+        return rounded_parameter(norm, name).double()
+    value: Tensor = getattr(norm, name)
+    return value.detach().double()
+
+
+class IntegerBatchNorm(IntegerOperator):
+    """Batch norm with running statistics: y = x m_c + b_c for channel c.
+
+    The step of y is a power of two, such that the largest m has 17 bits and a sign. Factors and
+    shifts are rounded to it; the reader rounds the result.
+
+    Width: the bits of the input and those of m, plus one for b.
+
+    Args:
+        read: edge of the input.
+        channels: the map of each channel.
+
+    Source: Ioffe and Szegedy 2015, arXiv:1502.03167, algorithm 2.
+    """
+
+    factor: Tensor
+    shift: Tensor
+    reads_exact = True
+
+    def __init__(self, read: Edge, channels: ChannelMap) -> None:
+        exponent = _exponent(channels)
+        factor, shift = (
+            (part * 2.0**-exponent).round().clamp(-(2.0**62), 2.0**62).long() for part in channels
+        )
+        zeros = _common_zeros(torch.cat([factor.flatten(), shift.flatten()]))
+        factor, shift = factor >> zeros, shift >> zeros
+        for end in (read.low, read.high):
+            product = end * int(factor.abs().max())
+            check_width(type(self).__name__, -abs(product), abs(product) + int(shift.abs().max()))
+        ends = torch.stack([read.low * factor + shift, read.high * factor + shift])
+        super().__init__(Edge.of(2.0 ** (exponent + zeros), int(ends.min()), int(ends.max())))
+        self.register_buffer("factor", factor)
+        self.register_buffer("shift", shift)
+
+    @classmethod
+    def from_quantized(
+        cls,
+        module: nn.Module | None,
+        inputs: Sequence[Edge],
+        options: IntegerOptions,
+        call: Call = NO_CALL,
+    ) -> Self:
+        """See the base class."""
+        (read,) = inputs
+        return cls(read, ChannelMap.of(module, read, len(call.shapes[0])))
+
+    def forward(self, codes: Tensor) -> Tensor:
+        """Maps (N, C, ...) to int64 of the same shape."""
+        return codes * self.factor + self.shift
+
+
+def _exponent(channels: ChannelMap) -> int:
+    """Returns the exponent of the step in which the largest factor has `FACTOR_BITS` bits."""
+    largest = float(channels.factors.abs().max()) or float(channels.shifts.abs().max())
+    exponent = math.frexp(largest)[1] - FACTOR_BITS
+    # Rounding up can need one bit more.
+    return exponent + (round(largest * 2.0**-exponent) == 1 << FACTOR_BITS)
+
+
+def _common_zeros(values: Tensor) -> int:
+    """Returns the number of low bits that are zero in all values."""
+    bits = 0
+    for value in values.tolist():
+        bits |= value
+    return (bits & -bits).bit_length() - 1 if bits else 0
+
+
+class IntegerThresholds(IntegerOperator):
+    """Batch norm and rounding to few codes: y = low + stride * #{k: v >= t_ck}, channel c.
+
+    v is x for a positive factor of the channel and ~x = -x - 1 for a negative one. The thresholds
+    are exact: t_ck is the least v from which on the rounded result of the norm, in float64, is at
+    least the k-th code of the reader above the lowest.
+
+    Width: that of the reader; thresholds have one bit more than the input.
+
+    Args:
+        read: edge of the input.
+        channels: the map of each channel.
+        grid: grid of the reader, at most 16 codes.
+
+    Source: successive thresholding, Umuroglu and Jahre 2017, arXiv:1709.04060, section 3.
+    """
+
+    thresholds: Tensor
+    is_negative: Tensor
+
+    def __init__(self, read: Edge, channels: ChannelMap, grid: Grid) -> None:
+        codes = reader_codes(grid)
+        is_negative = channels.factors < 0
+        low = torch.where(is_negative, ~read.high, read.low)
+        high = torch.where(is_negative, ~read.low, read.high)
+        # A circuit has at least one threshold, which nothing reaches if there is one code.
+        thresholds = _thresholds(channels, grid, codes[1:] or [codes[0] + 1], low, high)
+        counts = [(end >= thresholds).sum(0) for end in (low, high)]
+        stride = codes[1] - codes[0] if len(codes) > 1 else 1
+        ends = [codes[0] + stride * int(count) for count in (counts[0].min(), counts[1].max())]
+        super().__init__(Edge.of(grid.step, *ends))
+        self.low, self.stride = codes[0], stride
+        self.register_buffer("thresholds", thresholds)
+        self.register_buffer("is_negative", is_negative)
+
+    def forward(self, codes: Tensor) -> Tensor:
+        """Maps (N, C, ...) to the codes of the reader, int64, of the same shape."""
+        v = torch.where(self.is_negative, ~codes, codes)
+        counts = torch.zeros_like(v)
+        for threshold in self.thresholds:
+            counts += v >= threshold
+        return self.low + self.stride * counts
+
+
+def reader_codes(grid: Grid) -> list[int]:
+    """Returns the codes of a grid in ascending order.
+
+    >>> reader_codes(Grid(1.0, -1, 1, "sign")), reader_codes(Grid(0.5, 0, 3))
+    ([-1, 1], [0, 1, 2, 3])
+    """
+    return [grid.low, grid.high] if grid.rounding == "sign" else [*range(grid.low, grid.high + 1)]
+
+
+def _thresholds(
+    channels: ChannelMap, grid: Grid, codes: Sequence[int], low: Tensor, high: Tensor
+) -> Tensor:
+    """Returns the least v of each code and channel by bisection, `high` + 1 if there is none.
+
+    Args:
+        channels: the map of each channel.
+        grid: grid of the reader.
+        codes: ascending codes, without the lowest.
+        low: smallest v of each channel, int64.
+        high: largest v.
+    """
+    wanted = torch.tensor(codes, dtype=torch.int64).view(-1, *[1] * low.dim())
+    first, last = (end.expand(len(codes), *low.shape).clone() for end in (low, high + 1))
+    while bool((first < last).any()):
+        middle = (first + last) >> 1
+        x = torch.where(channels.factors < 0, ~middle, middle).double()
+        reached = grid.codes(x * channels.factors + channels.shifts) >= wanted
+        is_open = first < last
+        last = torch.where(is_open & reached, middle, last)
+        first = torch.where(is_open & ~reached, middle + 1, first)
+    return first
