@@ -100,7 +100,14 @@ SUB, MUL = check_of_two(i.IntegerSub), check_of_two(i.IntegerMul)
 MAXIMA, AVERAGES = check_pool(i.IntegerMaxPool2d), check_pool(i.IntegerAvgPool2d)
 TAKES, CREDIT = "takes = can_take && has_beat;", ".valid_i(valid_q[STAGES-1])"
 PARTIAL = "(count_q == '0 ? '0 : partial[lane*OUT_W +: OUT_W])"
+CHANNELS = i.ChannelMap(*torch.randn(2, 12, generator=torch.Generator().manual_seed(1)).double())
+AFFINE = check_of_one(i.IntegerBatchNorm(EDGE, CHANNELS))
+THRESHOLDS = check_of_one(i.IntegerThresholds(EDGE, CHANNELS, i.Grid(3.0, -4, 3)))
 MUTANTS = {
+    "shift_early": ("chop_affine", "OUT_W'(shift_2_q)", "OUT_W'(shift_1_q)", AFFINE),
+    "affine_too_early": ("chop_affine", CREDIT, ".valid_i(valid_q[STAGES-2])", AFFINE),
+    "slopes_alike": ("chop_thresholds", "^ {IN_W{words[i*WORD_W+WORD_W-1]}}", "", THRESHOLDS),
+    "threshold_missed": ("chop_thresholds", "v >= $signed", "v > $signed", THRESHOLDS),
     "quotients_not_rounded": ("chop_requantize", "+ (PRODUCT_W-DROPPED+1)'(1)", "", check_division),
     "negated": ("chop_add", "NEGATE ? shifted_a - shifted_b :", "", SUB),
     "sum_overwritten": ("chop_add", f"moves = {WAITS}", "moves = 1'b1", SUB),

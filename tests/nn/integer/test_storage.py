@@ -18,6 +18,9 @@ SPEC = QuantSpec(DATA, ScaleInteger(8, granularity="channel"), Integer(8, 6))
 EDGE = o.read(DATA)
 
 
+CHANNELS = i.ChannelMap(torch.tensor([[0.1], [-0.2], [0.0], [3.0]]).double(), torch.ones(4, 1))
+
+
 def operators():
     """One operator of each kind that takes codes of the shape (3, 4, 8)."""
     torch.manual_seed(0)
@@ -36,6 +39,8 @@ def operators():
         i.Table.of(torch.tanh, EDGE, grid),
         i.IntegerSoftmax(EDGE, 8, -1, o.SMALL),
         i.IntegerLayerNorm.from_quantized(q.QuantLayerNorm(8, config=norm), [EDGE], o.SMALL),
+        i.IntegerBatchNorm(EDGE, CHANNELS),
+        i.IntegerThresholds(EDGE, CHANNELS, Grid(0.5, -2, 1)),
         i.Requantize(EDGE, grid),
         i.RequantizeBlocks(EDGE, i.BlockGrid.of(MXInt(4), -4, 3)),
         i.Decode(EDGE),

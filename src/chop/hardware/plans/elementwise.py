@@ -158,7 +158,7 @@ def plan_thresholds(site: Site) -> ComponentPlan:
     fields = [(threshold, read.width + 1) for threshold in operator.thresholds]
     parameters = {"IN_W": read.width, "THRESHOLDS": len(fields)}
     parameters |= {"LOW": operator.low, "STRIDE": operator.stride}
-    plan = _by_channel(site, parameters, [*fields, (operator.is_negative.long(), 1)])
+    plan = _by_channel(site, parameters, [*fields, (operator.inversion, 1)])
     return replace(plan, latency=THRESHOLD_STAGES)
 
 

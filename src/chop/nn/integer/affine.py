@@ -155,7 +155,7 @@ class IntegerThresholds(IntegerOperator):
     """
 
     thresholds: Tensor
-    is_negative: Tensor
+    inversion: Tensor
 
     def __init__(self, read: Edge, channels: ChannelMap, grid: Grid) -> None:
         codes = reader_codes(grid)
@@ -170,11 +170,11 @@ class IntegerThresholds(IntegerOperator):
         super().__init__(Edge.of(grid.step, *ends))
         self.low, self.stride = codes[0], stride
         self.register_buffer("thresholds", thresholds)
-        self.register_buffer("is_negative", is_negative)
+        self.register_buffer("inversion", -is_negative.long())
 
     def forward(self, codes: Tensor) -> Tensor:
         """Maps (N, C, ...) to the codes of the reader, int64, of the same shape."""
-        v = torch.where(self.is_negative, ~codes, codes)
+        v = codes ^ self.inversion  # all bits of -1 are set
         counts = torch.zeros_like(v)
         for threshold in self.thresholds:
             counts += v >= threshold
