@@ -92,9 +92,11 @@ def integer(model, x, width=4, weight="integer", **formats):
     config["data_in"] = {"name": "integer", "width": width, "frac_width": width - 3}
     if weight != "integer":
         config["weight"] = {"name": weight}
-    rules = {"by": "type", **{name: {"config": config} for name in ("linear", "conv2d", "conv1d")}}
+    mg = MaseGraph(model, dummy_in={"input": x})
+    kinds = {mg.operator(node).name for node in mg.nodes} & {"linear", "conv1d", "conv2d"}
+    rules = {"by": "type", **dict.fromkeys(kinds, {"config": config})}
     rules |= {name: {"config": given} for name, given in formats.items()}
-    small, _ = passes.quantize_transform_pass(MaseGraph(model, dummy_in={"input": x}), rules)
+    small, _ = passes.quantize_transform_pass(mg, rules)
     lowered, info = passes.lower_to_integer_transform_pass(small, {"batches": [{"input": x}]})
     return small, lowered, info["operators"]
 
