@@ -1,7 +1,6 @@
 """Circuits of low-bit networks with trained batch norms: the shapes of FINN's TFC and CNV."""
 
 import pytest
-import torch
 from torch import nn
 
 from tests.hardware.bench import check_graph, needs_tools
@@ -34,7 +33,7 @@ def cnv():
 @pytest.mark.sampled(2)
 def test_a_network_with_norms(net, size, fold, width, weight, tmp_path):
     x = images(4, 1, size, size)
-    small, lowered, rows = integer(trained(net()), x, width, weight)
+    _, lowered, rows = integer(trained(net()), x, width, weight)
     assert max(row["largest"] for row in rows) <= 1
     built = check_graph(lowered, {"input": x}, fold, tmp_path)
     name = "chop_thresholds" if width <= 4 else "chop_affine"

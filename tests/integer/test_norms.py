@@ -53,7 +53,8 @@ def test_a_batch_norm_is_within_the_rounding_of_its_factors(seed):
     exact = x.double() * given.factors + given.shifts
     step = operator.out.scalar_step
     # Half a unit of the factor for each unit of the code, and half a unit of the shift.
-    assert bool(((operator.out.decode(operator(x)) - exact).abs() <= step * (x.abs() + 1) / 2).all())
+    error = (operator.out.decode(operator(x)) - exact).abs()
+    assert bool((error <= step * (x.abs() + 1) / 2).all())
     assert step * 2**17 <= 2 * float(given.factors.abs().max())
     y = operator(x)
     assert (operator.out_low, operator.out_high) == (int(y.min()), int(y.max()))
@@ -94,7 +95,7 @@ def integer(model, x, width=4, weight="integer", **formats):
         config["weight"] = {"name": weight}
     mg = MaseGraph(model, dummy_in={"input": x})
     kinds = {mg.operator(node).name for node in mg.nodes} & {"linear", "conv1d", "conv2d"}
-    rules = {"by": "type", **dict.fromkeys(kinds, {"config": config})}
+    rules = {"by": "type", **{kind: {"config": config} for kind in kinds}}
     rules |= {name: {"config": given} for name, given in formats.items()}
     small, _ = passes.quantize_transform_pass(mg, rules)
     lowered, info = passes.lower_to_integer_transform_pass(small, {"batches": [{"input": x}]})
@@ -155,7 +156,7 @@ def test_trained_norms_are_lowered_as_they_are(name, width, weight):
 def test_binary_inputs_are_the_signs_of_norms():
     model = trained(nn.Sequential(nn.Linear(20, 16), nn.BatchNorm1d(16), nn.Linear(16, 4)))
     binary = {"name": "integer", "width": 8, "frac_width": 5, "data_in": {"name": "binary"}}
-    small, lowered, rows = integer(model, images(60, 20), linear=binary)
+    _, lowered, rows = integer(model, images(60, 20), linear=binary)
     assert sum(row["different"] for row in rows) == 0
     thresholds = next(m for m in lowered.model.modules() if isinstance(m, IntegerThresholds))
     assert (len(thresholds.thresholds), thresholds.low, thresholds.stride) == (1, -1, 2)
@@ -164,7 +165,7 @@ def test_binary_inputs_are_the_signs_of_norms():
 def test_a_quantized_norm_rounds_its_input_and_parameters():
     norm = {"name": "integer", "width": 8, "frac_width": 5}
     model = trained(nn.Sequential(nn.Linear(20, 16), nn.BatchNorm1d(16), nn.Linear(16, 4)))
-    small, lowered, rows = integer(model, images(60, 20), 8, batch_norm1d=norm)
+    _, lowered, rows = integer(model, images(60, 20), 8, batch_norm1d=norm)
     kinds = [type(module) for module in lowered.model.modules()]
     # One requantizer ahead of the norm, one behind it.
     assert IntegerBatchNorm in kinds and kinds.count(Requantize) == 2

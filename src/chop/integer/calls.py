@@ -17,11 +17,27 @@ from chop.errors import ConfigError
 from chop.formats import QuantSpec
 from chop.integer.folding import Folded
 from chop.ir.graph import MaseGraph
-from chop.nn.integer import Call
+from chop.ir.ops import Kind
+from chop.nn.integer import (
+    Call,
+    Grid,
+    IntegerAdd,
+    IntegerBatchNorm,
+    IntegerMaxPool1d,
+    IntegerMaxPool2d,
+    IntegerMul,
+    IntegerReLU,
+    IntegerSub,
+    Table,
+)
+from chop.nn.integer.affine import MOST_THRESHOLDS, reader_codes
 from chop.nn.quantized import QuantCall, QuantizedOperator
 
 UNNAMED = "arg_"
 """Prefix of the names of positional arguments without a known signature."""
+WITH_NUMBERS = (IntegerAdd, IntegerSub, IntegerMul)
+"""Operators of two tensors that a model can also call with a tensor and a number."""
+MAX_POOLS = (IntegerMaxPool1d, IntegerMaxPool2d)
 
 
 @dataclass(frozen=True)
@@ -130,3 +146,43 @@ def _signatures(called: Any) -> Iterator[inspect.Signature]:
     written_out = getattr(F, f"_{name}", None)  # of functions that dispatch on an argument
     if inspect.isfunction(written_out):
         yield inspect.signature(written_out)
+
+
+def is_moved(mg: MaseGraph, node: fx.Node, folded: Folded) -> bool:
+    """Returns whether a node only moves values: reorders, joins or splits them."""
+    row = mg.operator(node)
+    if row.layout == "cast":
+        (source,) = node.all_input_nodes[:1] or (node,)
+        return bool(folded.values[node].dtype == folded.values[source].dtype)
+    return row.only_moves or row.layout in ("copied", "read") or row.kind is Kind.DROPOUT
+
+
+def is_lookup(mg: MaseGraph, node: fx.Node, folded: Folded) -> bool:
+    """Returns whether a node computes a function of one code, which a table holds.
+
+    A sum, difference or product with a number is such a function, too.
+    """
+    row = mg.operator(node)
+    if row.integer is Table:
+        return True
+    if row.integer not in WITH_NUMBERS or not isinstance(mg.get_module(node), QuantCall):
+        return False
+    return len(bind(mg, node, folded).inputs) == 1
+
+
+def has_thresholds(mg: MaseGraph, node: fx.Node, grid: Grid) -> bool:
+    """Returns whether rounding to a reader's grid can be comparisons in place of a batch norm.
+
+    Maximum pooling and ReLU between the norm and the reader are monotone, so that they may follow
+    the rounding.
+    """
+    row, module = mg.operator(node), mg.get_module(node)
+    if isinstance(module, QuantizedOperator):
+        formats = (module.operand_format(operand) for operand in ("data_in", "data_out"))
+        if not all(number_format.is_identity for number_format in formats):
+            return False
+    if row.integer is IntegerBatchNorm:
+        return len(reader_codes(grid)) <= MOST_THRESHOLDS + 1
+    # The sign of a ReLU's result is constant.
+    passes = row.integer in MAX_POOLS or (row.integer is IntegerReLU and grid.rounding != "sign")
+    return passes and has_thresholds(mg, node.all_input_nodes[0], grid)

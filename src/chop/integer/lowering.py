@@ -16,7 +16,7 @@ from torch import Tensor, fx
 
 from chop.errors import ConfigError
 from chop.integer.builder import GraphBuilder
-from chop.integer.calls import BoundCall, bind
+from chop.integer.calls import BoundCall, bind, has_thresholds, is_lookup, is_moved
 from chop.integer.folding import Folded
 from chop.integer.grids import AnyGrid, Grids, grid_text, holds, requantizer
 from chop.integer.masks import proven_mask
@@ -25,58 +25,28 @@ from chop.ir.graph import MaseGraph
 from chop.ir.ops import Kind
 from chop.nn.integer import (
     BlockGrid,
+    ChannelMap,
     Constant,
     Decode,
     Edge,
     Encode,
     EncodeBlocks,
     Grid,
-    ChannelMap,
-    IntegerAdd,
     IntegerBatchNorm,
-    IntegerMaxPool1d,
-    IntegerMaxPool2d,
-    IntegerMul,
     IntegerNegate,
     IntegerOperator,
     IntegerOptions,
     IntegerReLU,
-    IntegerSub,
     IntegerThresholds,
     Table,
 )
-from chop.nn.integer.affine import MOST_THRESHOLDS, reader_codes
 from chop.nn.integer.mask import KeptKeys
-from chop.nn.quantized import QuantCall, QuantizedOperator, QuantScaledDotProductAttention
+from chop.nn.quantized import QuantizedOperator, QuantScaledDotProductAttention
 
 FINE_BITS = 40
 """Bits of tables without an integer output format, and of constants combined with exact results."""
-WITH_NUMBERS = (IntegerAdd, IntegerSub, IntegerMul)
-"""Operators of two tensors that a model can also call with a tensor and a number."""
 LowerAttention = Callable[["GraphLowering", fx.Node, QuantScaledDotProductAttention], Codes]
 """Lowers an attention node with its module; returns the codes of its result."""
-
-
-def is_moved(mg: MaseGraph, node: fx.Node, folded: Folded) -> bool:
-    """Returns whether a node only moves values: reorders, joins or splits them."""
-    row = mg.operator(node)
-    if row.layout == "cast":
-        (source,) = node.all_input_nodes[:1] or (node,)
-        return bool(folded.values[node].dtype == folded.values[source].dtype)
-    return row.only_moves or row.layout in ("copied", "read") or row.kind is Kind.DROPOUT
-
-
-def is_lookup(mg: MaseGraph, node: fx.Node, folded: Folded) -> bool:
-    """Returns whether a node computes a function of one code, which a table holds.
-
-    A sum, difference or product with a number is such a function, too.
-    """
-    row = mg.operator(node)
-    if row.integer is Table:
-        return True
-    if row.integer not in WITH_NUMBERS or not isinstance(mg.get_module(node), QuantCall):
-        return False
-    return len(bind(mg, node, folded).inputs) == 1
 
 
 class GraphLowering:
@@ -197,22 +167,9 @@ class GraphLowering:
             return self._table(node, grid)
         if self.mg.operator(node).integer is IntegerNegate and grid.rounding == "nearest_even":
             return self._negated(node, grid)
-        if self._has_thresholds(node, grid):
+        if has_thresholds(self.mg, node, grid):
             return self._compare(node, grid, suffix)
         return self._round(node, grid, suffix)
-
-    def _has_thresholds(self, node: fx.Node, grid: Grid) -> bool:
-        """Returns whether rounding can be moved up to a batch norm, as comparisons."""
-        row = self.mg.operator(node)
-        if self._formats(node) or row.integer is None or len(reader_codes(grid)) > MOST_THRESHOLDS + 1:
-            return False
-        if row.integer is IntegerBatchNorm:
-            return True
-        is_monotone = row.integer in (IntegerReLU, IntegerMaxPool1d, IntegerMaxPool2d)
-        # The sign of a ReLU's result is constant.
-        if not is_monotone or (row.integer is IntegerReLU and grid.rounding == "sign"):
-            return False
-        return self._has_thresholds(node.all_input_nodes[0], grid)
 
     def _compare(
         self, node: fx.Node, grid: Grid, suffix: str, relu: Callable[[Tensor], Tensor] | None = None
@@ -248,13 +205,6 @@ class GraphLowering:
         step.readers.append((result.node, grid))
         self.steps.append(step)
         return result
-
-    def _formats(self, node: fx.Node) -> bool:
-        """Returns whether a node rounds its input or its result."""
-        module = self.mg.get_module(node)
-        return isinstance(module, QuantizedOperator) and any(
-            self.grids.of(module, operand) is not None for operand in ("data_in", "data_out")
-        )
 
     def _negated(self, node: fx.Node, grid: Grid) -> Codes:
         """Rounds the operand of a negation instead of its result, on the mirrored grid."""

@@ -8,10 +8,9 @@ from typing import Any
 from torch import Tensor, fx
 
 from chop.errors import ConfigError
-from chop.integer.calls import bind
+from chop.integer.calls import bind, is_lookup, is_moved
 from chop.integer.folding import Folded
 from chop.integer.grids import Grids
-from chop.integer.lowering import is_lookup, is_moved
 from chop.integer.masks import demanded_nodes, mask_argument, proven_mask
 from chop.integer.suggestions import Refusal
 from chop.ir.graph import MaseGraph

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from torch import fx, nn
+from torch import fx
 
 from chop.ir.graph import MaseGraph
 from chop.nn.lora import LoraLinear
@@ -48,7 +48,8 @@ REWRITES: Mapping[str, str] = MappingProxyType(
 )
 """Rewrites of operators without a circuit, by operator name in the operator table."""
 NORM = (
-    "write a batch norm as nn.BatchNorm1d or nn.BatchNorm2d, with an integer or no format for data_in"
+    "write a batch norm as nn.BatchNorm1d or nn.BatchNorm2d, without a format or with an integer "
+    "format for data_in"
 )
 
 
@@ -94,4 +95,3 @@ def _suggestions(mg: MaseGraph, refusal: Refusal) -> Iterator[str]:
         yield UNFORMATTED
     else:
         yield REST
-

@@ -61,9 +61,7 @@ _ROWS = (
         spatial=2,
         kind=Kind.POOLING,
     ),
-    Component(
-        integer.IntegerBatchNorm, "chop_affine", elementwise.plan_affine, kind=Kind.NORM
-    ),
+    Component(integer.IntegerBatchNorm, "chop_affine", elementwise.plan_affine, kind=Kind.NORM),
     Component(
         integer.IntegerConv1d, "chop_conv", convolution.plan_conv, spatial=1, kind=Kind.PRODUCT
     ),
