@@ -192,20 +192,20 @@ def test_wide_formats_equal_the_model_in_float64(model, count):
 
 
 class Small(nn.Module):
-    def __init__(self):
+    def __init__(self, act):
         super().__init__()
         self.first = nn.Linear(4, 8)
-        self.act = nn.ReLU()
+        self.act = act
         self.last = nn.Linear(8, 3)
 
     def forward(self, x):
         return self.last(self.act(self.first(x)))
 
 
-def small(**formats):
+def small(act=nn.ReLU(), **formats):
     torch.manual_seed(0)
     x = torch.randn(5, 4)
-    mg = MaseGraph(Small().eval(), dummy_in={"x": x})
+    mg = MaseGraph(Small(act).eval(), dummy_in={"x": x})
     mg, _ = passes.add_common_metadata_analysis_pass(mg, {"dummy_in": {"x": x}})
     rules = {name: {"config": config} for name, config in formats.items()}
     return passes.quantize_transform_pass(mg, {"by": "type", **rules})[0], x
@@ -215,17 +215,25 @@ FIXED = {"name": "integer", "width": 8, "frac_width": 4}
 
 
 def test_float_operators_are_refused_or_quantized():
-    mg, x = small(linear=FIXED)
+    mg, x = small(nn.Sigmoid(), linear=FIXED)
     with pytest.raises(
-        ConfigError, match=r"of act \(relu, float\); .*key 'missing', such as '8.auto'"
+        ConfigError, match=r"of act \(sigmoid, float\); .*key 'missing', such as '8.auto'"
     ):
         passes.lower_to_integer_transform_pass(mg, {"batches": [{"x": x}]})
     settings = {"batches": [{"x": x}], "missing": "8.auto"}
     integer, info = passes.lower_to_integer_transform_pass(mg, settings)
-    assert [row["kind"] for row in info["operators"]] == ["linear", "relu", "linear"]
+    assert [row["kind"] for row in info["operators"]] == ["linear", "sigmoid", "linear"]
     assert info["accuracy"] == {}
     assert all(row["different"] == 0 for row in info["operators"])
     assert torch.allclose(integer.model(x), mg.model(x), atol=0.1)
+
+
+def test_a_relu_without_a_format_reads_exact_results():
+    mg, x = small(linear=FIXED)
+    integer, info = passes.lower_to_integer_transform_pass(mg, {"batches": [{"x": x}]})
+    assert [row["kind"] for row in info["operators"]] == ["linear", "relu", "linear"]
+    assert all(row["different"] == 0 for row in info["operators"])
+    assert torch.equal(integer.model(x), mg.model(x))
 
 
 @pytest.mark.parametrize(

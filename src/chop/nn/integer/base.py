@@ -68,7 +68,7 @@ class IntegerOperator(nn.Module):
     """
 
     reads_exact: ClassVar[bool] = False
-    """Whether it accepts the exact codes of any operator, so that its input needs no format."""
+    """True if the exact codes of any operator are accepted, so that the input needs no format."""
 
     def __init__(self, out: Edge) -> None:
         super().__init__()
