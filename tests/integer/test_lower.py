@@ -202,10 +202,10 @@ class Small(nn.Module):
         return self.last(self.act(self.first(x)))
 
 
-def small(act=nn.ReLU(), **formats):
+def small(act=nn.ReLU, **formats):
     torch.manual_seed(0)
     x = torch.randn(5, 4)
-    mg = MaseGraph(Small(act).eval(), dummy_in={"x": x})
+    mg = MaseGraph(Small(act()).eval(), dummy_in={"x": x})
     mg, _ = passes.add_common_metadata_analysis_pass(mg, {"dummy_in": {"x": x}})
     rules = {name: {"config": config} for name, config in formats.items()}
     return passes.quantize_transform_pass(mg, {"by": "type", **rules})[0], x
@@ -215,7 +215,7 @@ FIXED = {"name": "integer", "width": 8, "frac_width": 4}
 
 
 def test_float_operators_are_refused_or_quantized():
-    mg, x = small(nn.Sigmoid(), linear=FIXED)
+    mg, x = small(nn.Sigmoid, linear=FIXED)
     with pytest.raises(
         ConfigError, match=r"of act \(sigmoid, float\); .*key 'missing', such as '8.auto'"
     ):
