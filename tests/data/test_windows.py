@@ -1,5 +1,6 @@
 from itertools import chain
 
+import numpy as np
 import pytest
 import torch
 from datasets import Dataset, DatasetDict
@@ -51,6 +52,78 @@ def test_windows_are_those_of_the_field(tmp_path, length, stride):
     scored = sum(int((labels[1:] != -100).sum()) for labels in rows.labels)
     assert scored == count
     assert scored == len(ids) - (1 if stride < length else len(rows))
+
+
+def surprise(model, window):
+    """Negative log likelihoods of the tokens of a window but the first, in float64."""
+    with torch.no_grad():
+        logits = model(window[None]).logits[0, :-1].double().numpy()
+    total = np.log(np.exp(logits - logits.max(1, keepdims=True)).sum(1)) + logits.max(1)
+    return total - logits[np.arange(len(logits)), window[1:].numpy()]
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory):
+    """A folder of lines, the model, and the tokens of its test file."""
+    folder = tmp_path_factory.mktemp("book")
+    (folder / "test.txt").write_text("\n".join(LINES), encoding="utf-8")
+    (folder / "train.txt").write_text("\n".join(LINES[:3]), encoding="utf-8")
+    ids = torch.tensor(get_tokenizer("gpt-tiny")("\n".join(LINES))["input_ids"])
+    return folder, load_model("gpt-tiny"), ids
+
+
+def perplexity_of(book, length, stride):
+    """Perplexity of chop on the whole windows, and on all windows."""
+    folder, model, _ = book
+    data = get_tokenized_dataset(
+        folder, "gpt-tiny", max_length=length, stride=stride, labeled=False
+    )
+    rows = read_rows(data["test"], TASKS["causal-lm"])
+    whole = [i for i, row in enumerate(rows.labels) if len(row) == length]
+    return evaluate(model, rows.take(torch.tensor(whole))), evaluate(model, rows)
+
+
+def test_disjoint_windows_are_those_of_papers_on_quantization(book):
+    """The loop of GPTQ's code: the mean of each whole window, times its length."""
+    _, model, ids = book
+    length = 16
+    count = len(ids) // length
+    assert len(ids) % length > 1  # GPTQ leaves the rest out
+    losses = [surprise(model, ids[i * length : (i + 1) * length]) for i in range(count)]
+    total = sum(loss.mean() * length for loss in losses)
+    whole, everything = perplexity_of(book, length, length)
+    assert whole == pytest.approx(np.exp(total / (count * length)), rel=1e-6)
+    tokens = np.concatenate([*losses, surprise(model, ids[count * length :])])
+    assert len(tokens) == len(ids) - count - 1
+    assert everything == pytest.approx(np.exp(tokens.mean()), rel=1e-6)
+
+
+@pytest.mark.parametrize("stride", [5, 16])
+def test_the_page_of_hugging_face_weights_windows_by_one_token_less(book, stride):
+    _, model, ids = book
+    length, previous, total, by_page, tokens, loss_tokens = 16, 0, 0.0, 0.0, 0, 0
+    for begin in range(0, len(ids), stride):
+        end = min(begin + length, len(ids))
+        scored = end - previous
+        losses = surprise(model, ids[begin:end])[-scored:]
+        total, tokens = total + losses.sum(), tokens + len(losses)
+        # Labels other than -100 minus one, also where the first label has a context.
+        by_page, loss_tokens = by_page + losses.mean() * (scored - 1), loss_tokens + scored - 1
+        previous = end
+        if end == len(ids):
+            break
+    _, everything = perplexity_of(book, length, stride)
+    assert everything == pytest.approx(np.exp(total / tokens), rel=1e-6)
+    page = np.exp(by_page / loss_tokens)
+    assert page == pytest.approx(everything, rel=1e-6 if stride == length else 0.02)
+
+
+def test_only_the_first_window_begins_with_the_bos_token(book):
+    folder, _, ids = book
+    bos = get_tokenizer("gpt-tiny").bos_token_id
+    data = get_tokenized_dataset(folder, "gpt-tiny", max_length=16, stride=16, labeled=False)
+    windows = data["test"]["input_ids"]
+    assert ids[0] == bos and [*chain(*windows)].count(bos) == 1 and windows[0][0] == bos
 
 
 @pytest.mark.parametrize(("length", "stride"), [(1, 1), (3, 3), (7, 2), (8, 1), (50, 20)])

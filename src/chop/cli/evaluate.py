@@ -16,13 +16,16 @@ HELP = """Evaluate a model on test rows and lm-eval tasks, and compare it with f
 
   chop evaluate ./my-llama-4bit --reference ./my-llama --tasks hellaswag,arc_easy --limit 200
 
+  chop evaluate ./my-llama-4bit --tasks ./my_task.yaml --apply-chat-template --num-fewshot 3
+
 [bold]Rows[/]: the task's metric (perplexity for language models) and, compared with the float
 model, KL divergence per answer, share of equal answers, and flips: answers that change from right
 to wrong or from wrong to right. Confidence intervals are at 95 %, over rows.
 
 [bold]Tasks[/]: lm-eval runs and scores them (pip install 'mase-chop[eval]') and gives their
 standard errors; chop adds the flips against the float model. Their data come from the hub or its
-cache. --include-path names a folder with your own tasks, which may use local files.
+cache. Your own tasks are YAML files, which may use local data: --tasks FILE.yaml, or names of a
+folder with --include-path. Options have lm-eval's names and give the numbers of its command.
 
 [bold]Output[/] in --out: table.md, result.json, kl.svg, tasks.svg, manifest.json, and
 answers.jsonl, from which the same command resumes after an interruption.

@@ -19,6 +19,7 @@ from chop.actions.evaluate.settings import EvaluateConfig
 from chop.data.stories import story
 from chop.data.tokenizer import STORY_VOCABULARY, get_tokenizer
 from chop.errors import CheckpointError, ConfigError, UnavailableError
+from chop.ir.huggingface.card import card_rows, is_own
 from chop.models import load_model
 from chop.runs import Journal
 from chop.statistics.intervals import wilson
@@ -393,3 +394,38 @@ def test_rows_that_were_run_are_found_whatever_the_batch(folders, tmp_path):
     assert shares == [0.75, 1.0]
     assert measure_rows(judged, rows, 1, journal, {"of": "a"}) == first
     assert len(first) == 4 and first[0].keys() >= {"labels", "own", "reference", "kl", "same"}
+
+
+def test_the_card_gets_the_results(folders, tmp_path):
+    folder = shutil.copytree(folders / "packed", tmp_path / "model")
+    before = card_rows(folder / "README.md")
+    text = (folder / "README.md").read_text()
+    found = evaluate(replace(settings(folders, tmp_path / "out", card=True), model=str(folder)))
+    rows, kl = card_rows(folder / "README.md"), found.rows.kl
+    low, high = kl.interval
+    assert rows["divergence from the float model"].startswith(
+        f"KL divergence {kl.value:.4g} nats (95 % interval {low:.3g} to {high:.3g}), mean over "
+        f"{found.rows.answers:,} answers on 5 "
+    )
+    perplexity = rows[TASKS["causal-lm"].metric.title]
+    assert perplexity.startswith(f"{found.rows.own.value:.2f} (95 % interval ")
+    assert f"float {found.rows.reference.value:.2f}" in perplexity
+    assert f"{100 * found.rows.same.value:.2f}" in rows["same answers as the float model"]
+    assert {name: rows[name] for name in before} == before and [*rows][-1] == "versions"
+    # All other lines stay, and a second evaluation replaces the rows.
+    assert is_own(folder / "README.md")
+    lines = (folder / "README.md").read_text().splitlines()
+    assert [x for x in text.splitlines()[:-1] if x not in lines] == []
+    evaluate(replace(settings(folders, tmp_path / "out", card=True, limit=3), model=str(folder)))
+    again = card_rows(folder / "README.md")
+    assert again.keys() == rows.keys() and again != rows
+
+
+def test_an_edited_card_stays(folders, tmp_path):
+    folder = shutil.copytree(folders / "packed", tmp_path / "model")
+    card, out = folder / "README.md", tmp_path / "out"
+    card.write_text(f"{card.read_text()}mine")
+    config = replace(settings(folders, out, card=True), model=str(folder))
+    with pytest.raises(ConfigError, match="card: expected a model card that chop wrote and nobody"):
+        evaluate(config)
+    assert card.read_text().endswith("mine") and not (out / "answers.jsonl").exists()

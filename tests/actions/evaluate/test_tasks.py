@@ -1,5 +1,6 @@
 """Tasks of lm-eval that a model and its float model are asked, with data on the disk."""
 
+import copy
 import json
 import random
 from dataclasses import replace
@@ -45,6 +46,25 @@ doc_to_target: "{{{{text}}}}"
 metric_list:
   - metric: word_perplexity
 """
+ANSWER = """task: chop_answer
+dataset_path: json
+dataset_kwargs:
+  data_files:
+    test: {folder}/choice.jsonl
+test_split: test
+output_type: generate_until
+doc_to_text: "{{{{question}}}}"
+doc_to_target: "{{{{choices[answer]}}}}"
+generation_kwargs:
+  until: ["."]
+  max_gen_toks: 6
+metric_list:
+  - metric: exact_match
+"""
+CHAT = """{%- if messages[0]['role'] == 'system' %}<s>{% endif -%}
+{%- for m in messages %}{{ m['role'] }}: {{ m['content'] }}
+{% endfor -%}
+{%- if add_generation_prompt %}assistant:{% endif -%}"""
 MISSING = CHOICE.replace("chop_choice", "chop_missing").replace("choice.jsonl", "nothing.jsonl")
 
 
@@ -58,7 +78,8 @@ def place(tmp_path_factory):
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 128}
     config = LlamaConfig(vocab_size=STORY_VOCABULARY, **sizes, **heads, pad_token_id=0)
-    tokenizer = get_tokenizer("stories")
+    tokenizer = copy.deepcopy(get_tokenizer("stories"))
+    tokenizer.chat_template = CHAT
     torch.manual_seed(0)
     model = LlamaForCausalLM(config).eval()
     for name in ("float", "other"):
@@ -69,7 +90,7 @@ def place(tmp_path_factory):
         model.save_pretrained(place / name)
         tokenizer.save_pretrained(place / name)
     draw = random.Random(0)
-    texts = [story(draw) for _ in range(12)]
+    texts = [story(draw) for _ in range(20)]
     questions = [
         {
             "question": text.rpartition("? ")[0] + "?",
@@ -81,7 +102,8 @@ def place(tmp_path_factory):
     (place / "choice.jsonl").write_text("\n".join(map(json.dumps, questions)))
     (place / "text.jsonl").write_text("\n".join(json.dumps({"text": x}) for x in texts))
     (place / "data.jsonl").write_text("\n".join(json.dumps({"text": x}) for x in texts))
-    for name, text in {"choice": CHOICE, "text": TEXT, "missing": MISSING}.items():
+    tasks = {"choice": CHOICE, "text": TEXT, "answer": ANSWER, "missing": MISSING}
+    for name, text in tasks.items():
         (place / f"{name}.yaml").write_text(text.format(folder=place))
     return place
 
@@ -203,32 +225,59 @@ def test_the_job_counts_flips_and_goes_on(place, tmp_path, monkeypatch):
     assert evaluate(config) == found  # every answer is in the journal
 
 
-def test_a_kill_loses_one_chunk_of_answers(tmp_path):
-    class Asked:
-        tokenizer, max_length, calls = None, 9, 0
+class Request:
+    def __init__(self, *args):
+        self.args = args
 
-        def loglikelihood(self, requests, disable_tqdm):
-            self.calls += 1
-            if self.calls == 2:
+
+class Asked:
+    """Model of lm-eval that is interrupted after `stop` batches of four questions."""
+
+    tokenizer = apply_chat_template = None
+    max_length, tokenizer_name = 9, ""
+
+    def __init__(self, stop=None):
+        self.stop, self.asked, self.calls = stop, 0, 0
+
+    def set_cache_hook(self, hook):
+        self.hook = hook
+
+    def loglikelihood(self, requests, disable_tqdm):
+        self.calls += 1
+        ordered = sorted(requests, key=lambda request: -len(request.args[0]))  # as lm-eval does
+        for start in range(0, len(ordered), 4):
+            if start == 4 * (self.stop or len(ordered)):
                 raise KeyboardInterrupt
-            return [(-1.0 * len(request.args[0]), True) for request in requests]
+            for request in ordered[start : start + 4]:
+                self.asked += 1
+                answer = (-1.0 * len(request.args[0]), True)
+                self.hook.add_partial("loglikelihood", request.args, answer)
 
-    class Request:
-        def __init__(self, *args):
-            self.args = args
+    def loglikelihood_rolling(self, requests, disable_tqdm):
+        self.calls += 1
+        for request in requests:
+            self.hook.add_partial("loglikelihood_rolling", request.args, -2.0)
 
+
+def test_a_kill_loses_the_batch_in_work(tmp_path):
     requests = [Request("x" * (i % 50), "y") for i in range(40)] + [Request("x", "y")]
-    asked, shares = Asked(), []
-    kept = JournaledModel(asked, 2, Journal(tmp_path / "a.jsonl"), {}, shares.append)
+    shares = []
+
+    def model(asked, identity):
+        return JournaledModel(asked, 2, Journal(tmp_path / "a.jsonl"), identity, shares.append)
+
     with pytest.raises(KeyboardInterrupt):
-        kept.loglikelihood(requests)
-    assert shares == [32 / 41]
-    again = JournaledModel(asked, 2, Journal(tmp_path / "a.jsonl"), {}, shares.append)
-    assert again.loglikelihood(requests) == [(-1.0 * len(r.args[0]), True) for r in requests]
-    assert asked.calls == 3 and shares[-1] == 1
-    other = JournaledModel(asked, 2, Journal(tmp_path / "a.jsonl"), {"model": "b"}, shares.append)
-    other.loglikelihood(requests)
-    assert asked.calls == 5
+        model(Asked(stop=3), {}).loglikelihood(requests)
+    assert len(shares) == 12 and shares[-1] == 12 / 41
+    again = Asked()
+    expected = [(-1.0 * len(request.args[0]), True) for request in requests]
+    assert model(again, {}).loglikelihood(requests) == expected
+    assert (again.asked, again.calls, shares[-1]) == (29, 1, 1)
+    other = Asked()
+    assert model(other, {"model": "b"}).loglikelihood(requests) == expected
+    assert other.asked == 41
+    assert model(other, {}).loglikelihood_rolling(requests) == [-2.0] * 41
+    assert other.calls == 1 + 2  # chunks of 16 batches of two
 
 
 def test_what_cannot_be_asked_is_refused_before_anything_is_written(place, tmp_path, monkeypatch):
@@ -240,12 +289,14 @@ def test_what_cannot_be_asked_is_refused_before_anything_is_written(place, tmp_p
     out = tmp_path / "out"
     with pytest.raises(ConfigError, match="no task or group 'chop_choise'.*chop_choice"):
         read_tasks(settings(place, out, "chop_choise"))
-    with pytest.raises(UnavailableError, match="data of 'chop_missing' cannot be read .*--include"):
+    with pytest.raises(
+        UnavailableError, match="data of 'chop_missing' cannot be read .*--tasks FILE"
+    ):
         evaluate(settings(place, out, "chop_missing"))
-    with pytest.raises(ConfigError, match="is no folder"):
+    with pytest.raises(ConfigError, match="is not a folder"):
         evaluate(settings(place, out, "chop_choice", include_path=place / "none"))
     digits = EvaluateConfig("mlp", ("chop_choice",), include_path=place, limit=4, out=out)
-    with pytest.raises(ConfigError, match="'mlp' is one for classification"):
+    with pytest.raises(ConfigError, match="'mlp' is a model for classification"):
         evaluate(digits)
     assert not (out / "manifest.json").exists()
 

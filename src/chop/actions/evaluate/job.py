@@ -6,10 +6,12 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from chop.actions.evaluate.card import add_results, find_card
 from chop.actions.evaluate.models import Judged, load_judged
 from chop.actions.evaluate.results import Evaluation, build_report
 from chop.actions.evaluate.rows import JOURNAL, get_result, judge_models, measure_rows
@@ -45,6 +47,7 @@ class Asked:
         reference: identity of the float model; "" if there is none.
         tasks: tasks as lm-eval loaded them, by name.
         tokenizer: identity of the tokenizer; "" without tasks.
+        card: model card that gets the results, or None.
     """
 
     judged: Judged
@@ -52,6 +55,7 @@ class Asked:
     reference: str
     tasks: Mapping[str, Any]
     tokenizer: str
+    card: Path | None
 
 
 def evaluate(config: EvaluateConfig) -> Evaluation:
@@ -69,6 +73,7 @@ def evaluate(config: EvaluateConfig) -> Evaluation:
 
 
 def _load(config: EvaluateConfig, workload: Workload | None) -> Asked:
+    card = find_card(config) if config.card else None
     tasks = read_tasks(config) if config.tasks else {}
     judged = load_judged(config)
     if config.tasks:
@@ -76,7 +81,7 @@ def _load(config: EvaluateConfig, workload: Workload | None) -> Asked:
     other = judged.reference
     reference = "" if other is None else get_identity(other)
     tokenizer = identity_of_tokenizer(judged.tokenizer) if config.tasks else ""
-    return Asked(judged, get_identity(judged.model), reference, tasks, tokenizer)
+    return Asked(judged, get_identity(judged.model), reference, tasks, tokenizer, card)
 
 
 def _check_can_be_asked(config: EvaluateConfig, judged: Judged) -> None:
@@ -93,6 +98,11 @@ def _check_can_be_asked(config: EvaluateConfig, judged: Judged) -> None:
         raise ConfigError(
             f"tasks: lm-eval needs a transformers model, and '{config.model}' is a "
             f"{type(judged.model).__name__}: leave out --tasks to evaluate it on its rows."
+        )
+    if config.apply_chat_template and not judged.tokenizer.chat_template:
+        raise ConfigError(
+            f"apply_chat_template: the tokenizer of '{config.model}' has no chat template: pass "
+            "--tokenizer FOLDER with one that has, or leave out --apply-chat-template."
         )
 
 
@@ -156,7 +166,10 @@ def _evaluate(config: EvaluateConfig, asked: Asked, output: Output) -> Report[Ev
         ]
     names = config.model, judged.reference_name, workload.dataset
     divergences = [kl for columns in entries for kl in columns.get("kl", ())]
-    return build_report(Evaluation(*names, result, tuple(scores)), divergences, workload)
+    evaluation = Evaluation(*names, result, tuple(scores))
+    if asked.card is not None:
+        add_results(asked.card, evaluation, workload)
+    return build_report(evaluation, divergences, workload)
 
 
 def _scores(

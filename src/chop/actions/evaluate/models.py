@@ -71,7 +71,7 @@ def load_judged(config: EvaluateConfig) -> Judged:
         UnavailableError: if a model, its data or its tokenizer is missing.
         CheckpointError: if the run in the folder saved no model.
     """
-    run, checkpoint = _get_run(config.model), get_checkpoint(config.model)
+    run, checkpoint = find_run(config.model), get_checkpoint(config.model)
     settings = _settings(config, run, checkpoint)
     workload = load_workload(settings)
     check_weights(workload.model)
@@ -92,7 +92,7 @@ def load_judged(config: EvaluateConfig) -> Judged:
     return judged
 
 
-def _get_run(name: str) -> CompressedRun | None:
+def find_run(name: str) -> CompressedRun | None:
     """Returns the `chop compress` run at a path: its folder, or its transformers folder.
 
     It takes precedence over a built-in model of that name, which `builtin:NAME` selects.

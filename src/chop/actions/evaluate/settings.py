@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from chop.base.installed import require
 from chop.config import Range, check_fields
 from chop.errors import ConfigError
+
+TASK = {"applies_to": "tasks"}
+"""Metadata of settings that change only tasks; they have lm-eval's names."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +24,8 @@ class EvaluateConfig:
             compress, a checkpoint of a graph, a transformers folder that chop wrote, a folder of
             compressed-tensors, GPTQ or AWQ, a GGUF file, or a float model: built-in name, folder
             or hub name.
-        tasks: tasks and groups of lm-eval, in addition to the rows. Default: none.
+        tasks: tasks and groups of lm-eval, or YAML files. They are evaluated in addition to the
+            rows. Default: none.
         reference: float model to compare with. It is a built-in name, folder or hub name. Default:
             the one that the run compressed.
         dataset: data set of the rows, named as for chop compress. Default: that of the run or of
@@ -30,12 +35,20 @@ class EvaluateConfig:
         num_fewshot: number of few-shot examples per question. Default: the task's own.
         include_path: folder with your own tasks. They are YAML files of lm-eval, which may run
             Python of that folder. Default: none.
+        apply_chat_template: apply the tokenizer's chat template to tasks.
+        system_instruction: system message before the questions of tasks. Default: the task's own.
+        fewshot_as_multiturn: make each few-shot example a turn of the chat. Default: on with
+            `apply_chat_template`.
+        add_bos_token: begin each text of tasks with the BOS token. Default: as the tokenizer does.
+        gen_kwargs: settings of tasks that generate text. They replace the task's own. Example:
+            --gen-kwargs do_sample=true --gen-kwargs temperature=0.7.
         batch_size: maximum number of rows per forward. It changes only rounding errors, except for
             inputs with one scale for the whole batch.
         max_length: maximum number of tokens per row. Default: the model's limit, at most 512 for
             rows.
         stride: tokens by which windows move over running text. Default: half of `max_length`.
         tokenizer: local folder or hub name of the tokenizer. Default: the model's own.
+        card: add the results to the folder's model card. It has to be one that chop wrote.
         out: folder for the results.
         device: torch device: cpu, cuda, cuda:1 and so on. Default: a GPU if there is one, else the
             CPU.
@@ -53,12 +66,18 @@ class EvaluateConfig:
     reference: str | None = None
     dataset: str | None = None
     limit: Annotated[int | None, Range(1)] = None
-    num_fewshot: Annotated[int | None, Range(0)] = None
-    include_path: Path | None = None
+    num_fewshot: Annotated[int | None, Range(0)] = field(default=None, metadata=TASK)
+    include_path: Path | None = field(default=None, metadata=TASK)
+    apply_chat_template: bool = field(default=False, metadata=TASK)
+    system_instruction: str | None = field(default=None, metadata=TASK)
+    fewshot_as_multiturn: bool | None = field(default=None, metadata=TASK)
+    add_bos_token: bool | None = field(default=None, metadata=TASK)
+    gen_kwargs: Mapping[str, Any] | None = field(default=None, metadata=TASK)
     batch_size: Annotated[int, Range(1)] = 8
     max_length: Annotated[int | None, Range(2)] = None
     stride: Annotated[int | None, Range(1)] = None
     tokenizer: str | None = None
+    card: bool = False
     out: Path = Path("runs/evaluate")
     device: str | None = None
     evaluate: str | None = None
@@ -70,9 +89,41 @@ class EvaluateConfig:
             raise ConfigError("lower_is_better: applies to evaluate only; pass evaluate as well.")
         if len({*self.tasks}) < len(self.tasks):
             raise ConfigError(f"tasks: expected each task once, got {', '.join(self.tasks)}.")
+        if self.fewshot_as_multiturn and not self.apply_chat_template:
+            raise ConfigError(
+                "fewshot_as_multiturn: turns need a chat template; set apply_chat_template as well."
+            )
+        _check_generation(self.gen_kwargs or {})
         if self.tasks:
+            self._check_files()
             require("chop evaluate --tasks", "lm_eval", extra="eval")
             return
-        for name in ("num_fewshot", "include_path"):
-            if getattr(self, name) is not None:
-                raise ConfigError(f"{name}: applies to tasks only; pass tasks as well.")
+        for each in fields(self):
+            is_given = getattr(self, each.name) != each.default
+            if is_given and each.metadata == TASK:
+                raise ConfigError(f"{each.name}: applies to tasks only; pass tasks as well.")
+
+    def _check_files(self) -> None:
+        for task in self.tasks:
+            if is_task_file(task) and not Path(task).expanduser().is_file():
+                raise ConfigError(f"tasks: '{task}' is not a file.")
+
+
+def is_task_file(task: str) -> bool:
+    """Returns True for the path of a YAML file instead of the name of a task."""
+    return task.endswith((".yaml", ".yml"))
+
+
+def _check_generation(settings: Mapping[str, Any]) -> None:
+    """Raises ConfigError for texts that lm-eval's own command reads as something else."""
+    for name, value in settings.items():
+        if not isinstance(value, str):
+            continue
+        if value.lower() in ("true", "false", "none"):
+            raise ConfigError(
+                f"gen_kwargs: {name} is the text '{value}'; expected true, false or null."
+            )
+        if "," in value and "=" in value:
+            raise ConfigError(
+                f"gen_kwargs: {name} is the text '{value}': repeat --gen-kwargs for each setting."
+            )

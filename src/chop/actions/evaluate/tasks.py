@@ -6,12 +6,14 @@ Source: Gao et al., The Language Model Evaluation Harness, https://doi.org/10.52
 
 from __future__ import annotations
 
+import copy
 import logging
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,13 +21,16 @@ import torch
 from torch import nn
 
 from chop.actions.evaluate.rows import Measured, share
-from chop.actions.evaluate.settings import EvaluateConfig
+from chop.actions.evaluate.settings import EvaluateConfig, is_task_file
+from chop.base.hub import offline_errors
 from chop.errors import ChopError, ConfigError, UnavailableError, check_known, first_line
 from chop.kernels.matmul_precision import matmul_precision
 from chop.runs import Journal
 
 CHUNK = 16
-"""Number of question batches between writes to the journal."""
+"""Number of batches of whole texts between writes to the journal."""
+ROLLING, GENERATE = "loglikelihood_rolling", "generate_until"
+"""Kinds of questions: log likelihoods of whole texts, and generated texts."""
 STDERR = "_stderr"
 SEED = 1234
 """Seed of numpy, torch and few-shot examples, as in lm-eval; the seed of Python is 0."""
@@ -68,6 +73,10 @@ class TaskScore:
 class JournaledModel:
     """Model for lm-eval that stores each answer in a journal at once.
 
+    HFLM reports each answer through its cache hook, which this model is. HFLM gets all the missing
+    questions in one call, so that its batches and random numbers are those of lm-eval's command.
+    It reports whole texts only at the end of a call: they are asked in chunks.
+
     Args:
         asked: `HFLM` of lm-eval.
         batch_size: number of questions per forward.
@@ -87,8 +96,13 @@ class JournaledModel:
         advance: Callable[[float], None],
     ) -> None:
         self.asked, self.tokenizer, self.max_length = asked, asked.tokenizer, asked.max_length
+        self.tokenizer_name = asked.tokenizer_name
+        self.apply_chat_template = asked.apply_chat_template
         self._size, self._journal, self._advance = CHUNK * batch_size, journal, advance
         self._identity = {**identity, "max_length": asked.max_length}
+        self._missing: dict[str, list[dict[str, Any]]] = {}
+        self._done = self._count = 0
+        asked.set_cache_hook(self)
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[Any]:
         """Returns (log likelihood, is greedy) for each (context, continuation)."""
@@ -96,24 +110,29 @@ class JournaledModel:
 
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[Any]:
         """Returns the log likelihood of each text."""
-        return self._answers("loglikelihood_rolling", requests)
+        return self._answers(ROLLING, requests)
 
     def generate_until(self, requests: Sequence[Any]) -> list[Any]:
         """Returns the continuation for each (context, settings)."""
-        return self._answers("generate_until", requests)
+        return self._answers(GENERATE, requests)
+
+    def add_partial(self, kind: str, args: Any, answer: Any) -> None:
+        """Stores an answer as soon as HFLM has it. `CacheHook` of lm-eval has the same method."""
+        self._journal.add(self._missing[repr(tuple(args))].pop(0), {"answer": answer})
+        self._done += 1
+        self._advance(self._done / self._count)
 
     def _answers(self, kind: str, requests: Sequence[Any]) -> list[Any]:
         keys = self._keys(kind, requests)
         is_answer = partial(_is_answer, kind)
         missing = [i for i, key in enumerate(keys) if self._journal.find(key, is_answer) is None]
-        # Longest first, as in lm-eval, so that an out-of-memory error comes at once.
-        missing.sort(key=lambda i: -sum(len(str(x)) for x in requests[i].args))
-        for start in range(0, len(missing), self._size):
-            chunk = missing[start : start + self._size]
-            answers = getattr(self.asked, kind)([requests[i] for i in chunk], disable_tqdm=True)
-            for i, answer in zip(chunk, answers, strict=True):
-                self._journal.add(keys[i], {"answer": answer})
-            self._advance((len(keys) - len(missing) + start + len(chunk)) / len(keys))
+        self._missing, self._count, self._done = {}, len(keys), len(keys) - len(missing)
+        for i in missing:
+            self._missing.setdefault(repr(requests[i].args), []).append(keys[i])
+        size = self._size if kind == ROLLING else max(len(missing), 1)
+        for start in range(0, len(missing), size):
+            chunk = [requests[i] for i in missing[start : start + size]]
+            getattr(self.asked, kind)(chunk, disable_tqdm=True)
         return [self._journal.get(key)["answer"] for key in keys]
 
     def _keys(self, kind: str, requests: Sequence[Any]) -> list[dict[str, Any]]:
@@ -130,9 +149,9 @@ class JournaledModel:
 def _is_answer(kind: str, entry: Mapping[str, Any]) -> bool:
     """Returns True if a journal entry has an answer to a kind of question."""
     answer = entry.get("answer")
-    if kind == "generate_until":
+    if kind == GENERATE:
         return isinstance(answer, str)
-    if kind == "loglikelihood_rolling":
+    if kind == ROLLING:
         return isinstance(answer, int | float)
     if not isinstance(answer, list) or len(answer) != 2:
         return False
@@ -148,10 +167,11 @@ def read_tasks(config: EvaluateConfig) -> dict[str, Any]:
         UnavailableError: if the data of a task are missing.
     """
     read: dict[str, Any] = {}
-    with _quiet():
+    with _quiet(), offline_errors():
         manager = _manager(config)
         for name in config.tasks:
-            check_known(name, manager.all_tasks, "tasks: lm-eval has no task or group")
+            if not is_task_file(name):
+                check_known(name, manager.all_tasks, "tasks: lm-eval has no task or group")
             try:
                 with _seeded():
                     read[name] = manager.load([name])
@@ -159,11 +179,14 @@ def read_tasks(config: EvaluateConfig) -> dict[str, Any]:
                 raise UnavailableError(
                     f"tasks: the data of '{name}' cannot be read ({type(error).__name__}: "
                     f"{first_line(error).removesuffix('.')}). Set HF_DATASETS_CACHE to a copied "
-                    "cache folder that has them, or pass --include-path FOLDER with a YAML file "
-                    "with local files in dataset_kwargs."
+                    "cache folder that has them, or pass a YAML file of a task with local files in "
+                    "dataset_kwargs: --tasks FILE.yaml."
                 ) from error
             for task, each in read[name]["tasks"].items():
                 _check_task(task, each, config)
+    loaded = [task for each in read.values() for task in each["tasks"].values()]
+    if config.gen_kwargs and all(task.OUTPUT_TYPE != GENERATE for task in loaded):
+        raise ConfigError("gen_kwargs: none of the tasks generates text; leave it out.")
     return read
 
 
@@ -174,6 +197,11 @@ def _check_task(name: str, task: Any, config: EvaluateConfig) -> None:
             f"num_fewshot: expected 0, got {config.num_fewshot}: '{name}' does not support "
             "few-shot examples."
         )
+    for setting in ("apply_chat_template", "system_instruction", "num_fewshot"):
+        if getattr(config, setting) and task.OUTPUT_TYPE == ROLLING:
+            raise ConfigError(
+                f"{setting}: '{name}' scores whole texts, without a prompt; evaluate it on its own."
+            )
     if getattr(task, "UNSAFE_CODE", False):
         raise ConfigError(
             f"tasks: '{name}' runs code written by a model, which chop does not allow."
@@ -185,18 +213,16 @@ def _check_task(name: str, task: Any, config: EvaluateConfig) -> None:
 
 
 def _manager(config: EvaluateConfig) -> Any:
-    """Returns a task manager; loads lm-eval's own many tasks only if the folder lacks a task."""
+    """Returns a task manager; loads lm-eval's own many tasks only if they are needed."""
     from lm_eval.tasks import TaskManager
 
-    if config.include_path is None:
-        return TaskManager()
-    folder = config.include_path.expanduser()
-    if not folder.is_dir():
+    folder = None if config.include_path is None else str(config.include_path.expanduser())
+    if folder is not None and not Path(folder).is_dir():
         raise ConfigError(f"include_path: '{folder}' is not a folder.")
-    own = TaskManager(include_path=str(folder), include_defaults=False)
-    if set(config.tasks) <= set(own.all_tasks):
+    own = TaskManager(include_path=folder, include_defaults=False)
+    if all(is_task_file(task) or task in own.all_tasks for task in config.tasks):
         return own
-    return TaskManager(include_path=str(folder))
+    return TaskManager(include_path=folder)
 
 
 def ask(
@@ -229,15 +255,25 @@ def ask(
 
         asked: Any = HFLM(
             pretrained=model,
-            tokenizer=tokenizer,
+            tokenizer=_with_bos(tokenizer, config.add_bos_token),
             batch_size=config.batch_size,
             max_length=config.max_length,
+            add_bos_token=config.add_bos_token,
         )
-        journaled: Any = JournaledModel(asked, config.batch_size, journal, identity, advance)
+        key = {**identity, "bos": config.add_bos_token}
+        journaled: Any = JournaledModel(asked, config.batch_size, journal, key, advance)
         for each in loaded["tasks"].values():
-            _set_examples(each, config.num_fewshot)
+            _set_task(each, config)
+        multiturn = config.fewshot_as_multiturn
         try:
-            result: Result = evaluate(journaled, loaded, limit=config.limit)
+            result: Result = evaluate(
+                journaled,
+                loaded,
+                limit=config.limit,
+                system_instruction=config.system_instruction,
+                apply_chat_template=config.apply_chat_template,
+                fewshot_as_multiturn=config.apply_chat_template if multiturn is None else multiturn,
+            )
         except ChopError:  # of the journal or the model, and not of lm-eval
             raise
         except (ValueError, NotImplementedError, AssertionError) as error:
@@ -245,11 +281,22 @@ def ask(
     return result
 
 
-def _set_examples(task: Any, count: int | None) -> None:
-    """Sets the few-shot examples as `lm_eval.simple_evaluate` does, at less cost."""
-    own = task.get_config("num_fewshot")
+def _with_bos(tokenizer: Any, add_bos_token: bool | None) -> Any:
+    """Returns the tokenizer as `AutoTokenizer.from_pretrained(add_bos_token=...)` makes it."""
+    if add_bos_token is None:
+        return tokenizer
+    own = copy.deepcopy(tokenizer)
+    own.add_bos_token = add_bos_token
+    return own
+
+
+def _set_task(task: Any, config: EvaluateConfig) -> None:
+    """Sets examples and generation as `lm_eval.simple_evaluate` does, at less cost."""
+    own, count = task.get_config("num_fewshot"), config.num_fewshot
     if own is None or (own != 0 and count is not None):  # `_check_task` rejects others
         task.set_config("num_fewshot", count or 0)
+    if config.gen_kwargs and task.OUTPUT_TYPE == GENERATE:
+        task.set_config("generation_kwargs", dict(config.gen_kwargs), update=True)
     task.set_fewshot_seed(SEED)
 
 

@@ -38,6 +38,8 @@ COMPUTED = (BASE, ARCHITECTURE, FORMAT, BITS, SIZE, VERSIONS)
 """Rows of the table that are computed for each folder."""
 METHOD_ROW, CALIBRATION, COMMAND = MAKING = ("method", "calibration data", "command")
 """Rows on the making of a model."""
+HEAD = ("| | |", "| --- | --- |")
+"""First lines of the table."""
 OWN = """Loading needs `pip install mase-chop`:
 
 ```python
@@ -128,6 +130,21 @@ def add_rows(folder: Path, rows: Mapping[str, str], base: str, place: Path | Non
         write_card(folder, facts, place)
 
 
+def extend_table(card: Path, rows: Mapping[str, str]) -> None:
+    """Adds measured rows to the table of a card that chop wrote; the rest of the card stays.
+
+    Args:
+        card: file of the card.
+        rows: text by name; replaces rows with the same name.
+    """
+    text = read_text(card, "config").replace("\r\n", "\n")
+    before, _, rest = MARK.sub("", text).partition("\n".join(HEAD))
+    _, _, after = rest.partition("\n\n")
+    table = {**card_rows(card), **rows}
+    table[VERSIONS] = table.pop(VERSIONS)  # stays last
+    write_text(card, _signed(f"{before}{_table(table)}\n{after}"))
+
+
 def is_own(card: Path) -> bool:
     """Returns True if chop wrote a card and nobody has edited it."""
     try:
@@ -168,15 +185,22 @@ def card_text(folder: Path, facts: CardFacts) -> str:
         **facts.rows,
         VERSIONS: _versions(),
     }
-    lines = [f"| {label} | {_cell(text)} |" for label, text in table.items() if text]
     how = OWN if method == METHOD else OTHER
     parts = [
         f"---\n{_yaml(metadata)}---\n",
         f"# {_cell(base or name)}, quantized by chop\n",
-        "\n".join(["| | |", "| --- | --- |", *lines, ""]),
+        _table(table),
         how.format(name=name, method=method, package=PACKAGES.get(method, method)),
     ]
-    text = "\n".join(parts) + "\n"
+    return _signed("\n".join(parts) + "\n")
+
+
+def _table(rows: Mapping[str, str]) -> str:
+    lines = [f"| {label} | {_cell(text)} |" for label, text in rows.items() if text]
+    return "\n".join([*HEAD, *lines, ""])
+
+
+def _signed(text: str) -> str:
     return f"{text}<!-- Written by chop. Edited cards stay. SHA-256 {_digest(text)} -->\n"
 
 
