@@ -145,12 +145,13 @@ def some_magnitudes(size):
     return [chosen.view(-1, size), shuffled.view(-1, size), random.view(-1, size), small]
 
 
-def test_nvfp4_is_its_definition():
+@pytest.mark.parametrize("static", [None, 2**-14, 0.003])
+def test_nvfp4_is_its_definition(static):
     # By gfloat: ml_dtypes rounds float64 twice, by way of float32.
-    fmt = NVFP4()
+    fmt = NVFP4(tensor_scale=static)
     for x in some_magnitudes(16):
         exact = x.double().numpy()
-        g = np.float32(np.abs(exact).max() / (448 * 6)).astype(np.float64)
+        g = np.float32(static or np.abs(exact).max() / (448 * 6)).astype(np.float64)
         wanted = np.abs(exact).max(1, keepdims=True) / 6 / g
         scale = gfloat.round_ndarray(gf.format_info_ocp_e4m3, wanted, sat=True) * g
         quotients = exact / np.where(scale == 0, 1, scale)
@@ -159,6 +160,12 @@ def test_nvfp4_is_its_definition():
         assert fmt.encode(x).tensor_scale.item() == np.float32(g)
         assert fmt.bits(x.shape) == 4.5 + 32 / x.numel()
     assert fmt.bits() == 4.5
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, 1e-39, math.inf, math.nan])
+def test_a_tensor_scale_is_a_positive_float32_number(scale):
+    with pytest.raises(ConfigError, match=r"nvfp4\.tensor_scale: expected a number from 1\.18e-38"):
+        NVFP4(tensor_scale=scale)
 
 
 @pytest.mark.parametrize("width, exponent_width, bias", [(8, 8, 127), (4, 8, 127), (6, 4, 7)])

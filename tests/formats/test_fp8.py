@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from chop.errors import ConfigError
-from chop.formats import FP8, format_string, parse_format_string
+from chop.formats import FP8, NVFP4, format_string, parse_format_string
 from chop.formats.static import is_dynamic, static_format
 from tests.subcases import subcases
 
@@ -96,3 +96,6 @@ def test_static_scales_of_calibration():
     assert static == FP8(scales=(2.0,))
     assert not is_dynamic(static)
     assert static_format(FP8(granularity="row"), torch.ones(2, 2)) is None
+    static = static_format(NVFP4(), torch.tensor([[5376.0, -3.0, torch.inf]]))
+    assert static == NVFP4(tensor_scale=2.0)
+    assert static_format(static, torch.ones(2, 2)) is None

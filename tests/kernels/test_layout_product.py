@@ -48,7 +48,7 @@ SCALINGS = [
     FloatScale(MEAN, 3.0, is_positive=True),
     FloatScale(Statistic(quantile=0.9), 7.0, is_positive=True),
     FloatScale(Statistic(is_signed=False), 7.0, is_positive=True),
-    ScaledFloatScale(Minifloat(4, 3, 7, "fn"), 6.0),
+    *(ScaledFloatScale(Minifloat(4, 3, 7, "fn"), 6.0, given=x) for x in (None, 0.001)),
     *(ConstantScale((0.37,)), ConstantScale((-0.37,)), ConstantScale((0.0,))),
 ]
 PRODUCT = [Layout(*parts) for parts in itertools.product(ELEMENTS, GROUPS, SCALINGS)]

@@ -147,6 +147,7 @@ RUNS: dict[str, list[tuple[Any, Any]]] = {
     "rotate_transform_pass": [(graph, {"merge": False})],
     "resharding_transform_pass": [(graph, {"plan": "megatron"})],
     "autosharding_analysis_pass": [(graph, {"mesh": 2, "compare": False})],
+    "share_scales_transform_pass": [(quantized, None)],
     "smoothquant_transform_pass": [(graph, {"batches": BATCHES})],
 }
 """For each pass graphs and settings whose runs together show every key of its `info`."""

@@ -49,6 +49,7 @@ class FolderKind:
         scheme_with_inputs: `get_scheme` for layers with rounded inputs: (weight, input format,
             model dtype). None if inputs must be floats.
         takes_blocks: supports a scale for a block of several rows.
+        files: (model, schemes by path) -> content of further JSON files by name.
     """
 
     method: str
@@ -59,6 +60,7 @@ class FolderKind:
     refused: Callable[[Mapping[str, Any]], dict[str, str]] = lambda schemes: {}
     scheme_with_inputs: Callable[[CodedWeight, Quantizer, torch.dtype], Any] | None = None
     takes_blocks: bool = False
+    files: Callable[[nn.Module, Mapping[str, Any]], dict[str, Any]] = lambda model, schemes: {}
 
 
 def write_folder(
@@ -96,7 +98,7 @@ def write_folder(
     notes += [*kind.notes(schemes, model), *note_on_joined(schemes, float_layers(model, schemes))]
     for note in notes:
         log.warning("%s: %s.", kind.method, note)
-    settings = kind.settings(model, schemes)
+    settings, others = kind.settings(model, schemes), kind.files(model, schemes)
     head = model.get_output_embeddings()
     if isinstance(head, PackedOperator):
         model.config.tie_word_embeddings = False  # codes cannot be tied to floats
@@ -109,6 +111,8 @@ def write_folder(
         _Rewriter(kind, model, weights, schemes).rewrite(fresh)
         config = json.loads((fresh / "config.json").read_text())
         write_json(fresh / "config.json", {**config, "quantization_config": settings})
+        for name, content in others.items():
+            write_json(fresh / name, content)
         write_card(fresh, CardFacts().with_model(model), path)
         written = sorted(file.name for file in fresh.iterdir())
     remove_older(path, written)

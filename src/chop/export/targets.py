@@ -15,6 +15,7 @@ TARGETS: Registry[Target] = Registry(
         "openvino": "chop.export.openvino:TARGET",
         "pt2": "chop.export.pt2:TARGET",
         "compressed-tensors": "chop.export.compressed_tensors.target:TARGET",
+        "modelopt": "chop.export.modelopt:TARGET",
         "gptq": "chop.export.gptq.target:TARGET",
         "qonnx": "chop.export.qonnx:TARGET",
         "gguf": "chop.export.gguf.target:TARGET",
@@ -29,9 +30,10 @@ REFUSED: Mapping[str, str] = {
     "hold the same 4-bit integers in groups",
     "executorch": "ExecuTorch 1.5 pins torchao 0.18, mpmath and coremltools, and was not tested; "
     "use pt2, a package that C++ runs without chop",
+    "tensorrt-llm": "for TensorRT-LLM use modelopt",
     "tensorrt": "TensorRT was not tested; it reads files of the target onnx",
-    "vllm": "for vLLM use compressed-tensors or gptq",
-    "sglang": "for SGLang use compressed-tensors or gptq",
+    "vllm": "for vLLM use compressed-tensors, modelopt or gptq",
+    "sglang": "for SGLang use compressed-tensors, modelopt or gptq",
     "llama.cpp": "for llama.cpp use gguf",
 }
 """Names of engines and formats that are not targets, with an alternative."""

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
+
+from chop.errors import ConfigError
 from chop.formats.elements import Minifloat
 from chop.formats.scaled import BlockFormat
 from chop.formats.scaling import ScaledFloatScale
@@ -19,10 +22,14 @@ class NVFP4(BlockFormat):
     = e4m3(amax_block/6/g). The scale of the tensor is g = float32(amax_tensor/(448 6)), at least
     2^-126. Both amax are largest finite magnitudes.
     Rounding: s and v are rounded to nearest, ties to even.
-    Saturation: larger values become 6 g s.
+    Saturation: larger values become 6 g s, where s is at most 448.
     Special values: -0 is preserved. A block with a NaN or an infinity becomes NaN.
 
     Rounding twice can change the scale of a block far below the tensor's largest magnitude.
+
+    Attributes:
+        tensor_scale: static g, a float32 number of at least 2^-126, as engines need for inputs and
+            for layers that they join. None to measure it.
 
     Example:
         >>> import torch
@@ -36,8 +43,16 @@ class NVFP4(BlockFormat):
     name: ClassVar[str] = "nvfp4"
     search_space: ClassVar[dict[str, Sequence[Any]]] = {"block_size": (16, 32)}
 
+    tensor_scale: float | None = None
+
     def validate_element(self) -> None:
-        """Accepts every field: the format adds none."""
+        """Raises ConfigError if the static scale is not a positive normal float32 number."""
+        scale, limits = self.tensor_scale, torch.finfo(torch.float32)
+        if scale is not None and not limits.tiny <= scale <= limits.max:
+            raise ConfigError(
+                f"{self.name}.tensor_scale: expected a number from {limits.tiny:.3g} to "
+                f"{limits.max:.3g}, got {scale}."
+            )
 
     @property
     def element(self) -> Minifloat:
@@ -47,4 +62,5 @@ class NVFP4(BlockFormat):
     @property
     def scaling(self) -> ScaledFloatScale:
         """e4m3 times float32."""
-        return ScaledFloatScale(Minifloat(4, 3, 7, "fn"), self.element.largest)
+        element, largest = Minifloat(4, 3, 7, "fn"), self.element.largest
+        return ScaledFloatScale(element, largest, given=self.tensor_scale)

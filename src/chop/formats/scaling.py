@@ -330,12 +330,14 @@ class ScaledFloatScale(Scaling):
         largest: largest magnitude of a group's elements.
         tensor_width: bits of the tensor's scale.
         has_nan: True: the minifloat has NaN.
+        given: static float32 scale of the tensor; None to measure it.
     """
 
     element: Element
     largest: float
     tensor_width: int = 32
     has_nan: bool = True
+    given: float | None = None
     statistic = LARGEST
 
     @property
@@ -346,7 +348,10 @@ class ScaledFloatScale(Scaling):
     def scales(self, statistics: Tensor, non_finite: Tensor | None = None) -> Scales:
         """Maps the tensor's largest magnitude to the largest scale and element."""
         top = statistics.amax() if statistics.numel() else statistics.new_zeros(())
-        tensor_scale = (top / (self.element.largest * self.largest)).float().clamp(min=TINY)
+        if self.given is not None:
+            tensor_scale = top.new_full((), self.given, dtype=torch.float32)
+        else:
+            tensor_scale = (top / (self.element.largest * self.largest)).float().clamp(min=TINY)
         wanted = statistics / self.largest / tensor_scale.double()
         if non_finite is not None:
             wanted = wanted.masked_fill(non_finite, torch.nan)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from chop.formats import reference
 from chop.formats.base import NumberFormat
 from chop.formats.groups import WHOLE_TENSOR
 from chop.formats.lsq import LearnableFormat
+from chop.formats.nvfp4 import NVFP4
 
 
 def is_dynamic(number_format: NumberFormat) -> bool:
@@ -31,7 +34,8 @@ def static_format(number_format: NumberFormat, samples: Tensor) -> NumberFormat 
     Args:
         number_format: dynamic format.
         samples: any shape and floating dtype.
-    Returns: None unless the format has float scales per tensor and supports static ones.
+    Returns: None unless the format has float scales per tensor and supports static ones. Scales of
+        blocks in `nvfp4` stay dynamic.
 
     >>> import torch
     >>> from chop.formats import ScaleInteger
@@ -39,6 +43,12 @@ def static_format(number_format: NumberFormat, samples: Tensor) -> NumberFormat 
     'scale_integer(width=8, scales=(2.0,))'
     """
     layout = number_format.layout()
+    if isinstance(number_format, NVFP4):
+        scaling = number_format.scaling
+        measured = scaling.scales(samples.double().nan_to_num(0, 0, 0).abs()).tensor_scale
+        assert measured is not None
+        is_static = number_format.tensor_scale is not None
+        return None if is_static else replace(number_format, tensor_scale=measured.item())
     if layout is None or layout.groups != WHOLE_TENSOR:
         return None
     if layout.scaling is None or not isinstance(number_format, LearnableFormat):

@@ -70,6 +70,7 @@ from chop.passes.transforms.quantize import quantize_transform_pass
 from chop.passes.transforms.raise_granularity import raise_granularity_transform_pass
 from chop.passes.transforms.resharding import resharding_transform_pass
 from chop.passes.transforms.rotate import rotate_transform_pass
+from chop.passes.transforms.share_scales import share_scales_transform_pass
 from chop.passes.transforms.smoothquant import smoothquant_transform_pass
 from chop.paths.not_built import missing_passes
 
@@ -144,6 +145,7 @@ __all__ = [
     "run_cosim_analysis_pass",
     "resharding_transform_pass",
     "rotate_transform_pass",
+    "share_scales_transform_pass",
     "smoothquant_transform_pass",
     "summarize_quantization_analysis_pass",
     "verify_common_metadata_analysis_pass",

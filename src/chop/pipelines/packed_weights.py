@@ -15,6 +15,7 @@ from chop.passes import (
     init_metadata_analysis_pass,
     pack_transform_pass,
     quantize_transform_pass,
+    share_scales_transform_pass,
 )
 from chop.private.modules import own_parameters
 
@@ -26,6 +27,8 @@ def pack_weights(
     recipe: Recipe | None = None,
 ) -> MaseGraph:
     """Returns a graph with all operator weights packed; other parameters stay float.
+
+    Weights that engines join share a scale of the tensor, see `share_scales_transform_pass`.
 
     Args:
         mg: float graph; it is not changed.
@@ -44,6 +47,7 @@ def pack_weights(
     weighted = {row.name for row in used if row.weight and row.quantized}
     rules = {**dict.fromkeys(weighted, rule), **(recipe or Recipe()).plain()}
     mg, _ = quantize_transform_pass(mg, {"by": "type", **rules})
+    mg, _ = share_scales_transform_pass(mg, inplace=True)
     mg, _ = pack_transform_pass(mg, {"silent": True})
     if recipe is not None and recipe.plain():
         _check_ties(mg)

@@ -74,7 +74,8 @@ SCALINGS: dict[type[Scaling], Callable[[Any, str], str]] = {
     ),
     SearchedScale: lambda scaling, group: f"bfloat16 (least squared error) per {group}",
     ScaledFloatScale: lambda scaling, group: (
-        f"{_parts(scaling.element)} per {group} x float32 per tensor"
+        f"{_parts(scaling.element)} per {group} x "
+        f"{'given ' if scaling.given is not None else ''}float32 per tensor"
     ),
 }
 

@@ -17,6 +17,8 @@ from chop.export.compressed_tensors import target as compressed_tensors
 from chop.export.gptq import target as gptq
 from chop.formats import parse_format_string
 from tests.export.decoders import rounded
+from tests.export.test_modelopt import RECIPES as MODELOPT
+from tests.export.test_modelopt import exported
 
 PYTHON = os.environ.get("CHOP_VLLM", "")
 pytestmark = [
@@ -48,6 +50,12 @@ RECIPES = {
 }
 JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 HIGHEST = {torch.int8: 127, torch.float8_e4m3fn: 448}
+UNFUSED = """
+import vllm.model_executor.models.llama as llama
+
+llama.maybe_fused_act_quant = lambda act, x, linear: act(x)
+"""
+"""vLLM 0.32 fuses SiLU and static FP8 by an operator that its build for CPUs lacks."""
 CLIENT = """
 import json, sys, torch
 from vllm import LLM, SamplingParams
@@ -92,7 +100,7 @@ def quantized(recipe, tied=False):
     ]
 
 
-def run_vllm(folder, prompt):
+def run_vllm(folder, prompt, count=TOKENS, setup=""):
     """The greedy tokens, or the end of what vLLM says.
 
     `layers.pt` gets inputs and results of linear layers on the prompt.
@@ -100,7 +108,7 @@ def run_vllm(folder, prompt):
     settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
     settings["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     done = subprocess.run(
-        [PYTHON, "-c", CLIENT, json.dumps([str(folder), prompt, TOKENS])],
+        [PYTHON, "-c", setup + CLIENT, json.dumps([str(folder), prompt, count])],
         env={**os.environ, **settings, "PYTHONPATH": ""},
         capture_output=True,
         text=True,
@@ -114,10 +122,10 @@ def run_vllm(folder, prompt):
 
 
 @torch.no_grad()
-def check_tokens(mg, folder, tie=TIE):
+def check_tokens(mg, folder, tie=TIE, setup=""):
     """The tokens of vLLM are those of the graph, up to a token that is nearly a tie."""
     model, prompt = rounded(mg), list(range(3, 27))
-    found = run_vllm(folder, prompt)
+    found = run_vllm(folder, prompt, setup=setup)
     assert isinstance(found, list), found
     assert len(found) == TOKENS
     logits = model(torch.tensor([prompt + found])).logits[0, len(prompt) - 1 : -1].float()
@@ -176,6 +184,19 @@ def test_vllm_reads_gptq(has_head, tmp_path):
     mg = quantized({LAYERS: W4A16, **({"lm_head": W4A16} if has_head else {})})
     gptq.write(mg, tmp_path)
     check_tokens(mg, tmp_path)
+
+
+def test_vllm_reads_modelopt_in_fp8(tmp_path):
+    mg, _ = exported(MODELOPT["FP8"], tmp_path, model=decoder())
+    check_tokens(mg, tmp_path, TIES[FP8["data_in"]], UNFUSED)
+
+
+def test_vllm_has_no_kernel_of_nvfp4_for_cpus(tmp_path):
+    """It reads the settings, and stops where it makes the first linear layer."""
+    exported(MODELOPT["NVFP4"], tmp_path, model=decoder())
+    found = run_vllm(tmp_path, [1, 2, 3])
+    assert isinstance(found, str)
+    assert "Failed to find a kernel that can implement the NVFP4 linear layer" in found
 
 
 def test_vllm_reads_no_joined_layers_of_different_formats(tmp_path):

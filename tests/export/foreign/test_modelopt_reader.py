@@ -151,7 +151,9 @@ CASES = {
     "FP8_PB_WO": (fp8_parts("block"), "fp8", None),
     "fp8_pb_wo": (fp8_parts("block"), "fp8", None),
     "W8A16": (int8_parts, "scale_integer", None),
-    "NVFP4": (nvfp4_parts(0.01), "nvfp4", None),
+    "NVFP4": (nvfp4_parts(0.01), "nvfp4", "nvfp4(tensor_scale=0.009999999776482582)"),
+    "W4A16_NVFP4": (nvfp4_parts(), "nvfp4", None),
+    "NVFP4_AWQ": (nvfp4_parts(0.01), "nvfp4", None),
     "W4A8_NVFP4_FP8": (nvfp4_parts(0.01), "nvfp4", "fp8(scales=(0.009999999776482582,))"),
     "W4A16_AWQ": (awq_parts(), "scale_integer", None),
     "W4A8_AWQ": (awq_parts(0.01, second=True), "scale_integer", "fp8(scales="),
@@ -172,9 +174,27 @@ def test_every_algorithm_keeps_its_values(algorithm, tmp_path, caplog):
         assert torch.equal(layer.weight, values[path]), path
         assert layer.spec.data_in.label.startswith(inputs or "float")
     assert ("not rounded, other than in engines" in caplog.text) == (
-        algorithm in ("NVFP4", "W4A8_AWQ")
+        algorithm in ("NVFP4_AWQ", "W4A8_AWQ")
     )
     assert logits(model, tokens()).isfinite().all()
+
+
+def test_inputs_of_nvfp4_are_rounded_with_the_stored_scale(tmp_path):
+    """By the definition: e4m3 scales of blocks, relative to `input_scale`, and steps of e2m1."""
+    write_folder(tmp_path, {"quant_method": "modelopt", "quant_algo": "NVFP4"}, nvfp4_parts(0.01))
+    layer = load_model(tmp_path).get_submodule(UP)
+    x = torch.randn(3, 64, generator=torch.Generator().manual_seed(2))
+    x[0] *= 100  # whose scales saturate
+    blocks, shared = x.double().view(3, 4, 16), torch.tensor(0.01).double()
+    wanted = blocks.abs().amax(-1, keepdim=True) / 6 / shared
+    scale = wanted.clamp(max=448).float().to(E4M3).double() * shared
+    steps = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
+    apart = ((blocks / scale).abs().clamp(max=6).unsqueeze(-1) - steps).abs()
+    expected = (steps[apart.argmin(-1)] * blocks.sign() * scale).view_as(x)
+    assert torch.equal(layer.quantize("data_in", x), expected.float())
+    change_tensors(tmp_path, lambda x: x.update({f"{UP}.input_scale": torch.tensor(-1.0)}))
+    with pytest.raises(CheckpointError, match=r"up_proj' does not fit NVFP4: input_scale"):
+        load_model(tmp_path)
 
 
 @pytest.mark.parametrize("parts", [nvfp4_parts(smoothing=True), awq_parts(0.01, smoothing=True)])

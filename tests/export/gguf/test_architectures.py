@@ -55,7 +55,7 @@ def test_names_and_keys_are_those_of_the_library(kind, changes):
     known = [gguf.TENSOR_NAMES[x] for x in gguf.MODEL_TENSORS[arch]]
     patterns = [x.replace("{bid}", r"\d+") + r"\.(weight|bias)" for x in known]
     assert all(any(re.fullmatch(x, name) for x in patterns) for name in named)
-    sections = (gguf.Keys.LLM, gguf.Keys.Attention, gguf.Keys.Rope)
+    sections = (gguf.Keys.LLM, gguf.Keys.Attention, gguf.Keys.Rope, gguf.Keys.ShortConv)
     keys = {
         x.replace("{arch}", architecture.name) for section in sections for x in keys_of(section)
     }
@@ -105,6 +105,17 @@ def test_a_scaling_without_its_numbers_is_an_error(key):
     del keys[f"olmo2.rope.scaling.{key}"]
     with pytest.raises(CheckpointError, match=f"positive number in olmo2.rope.scaling.{key}"):
         read_rope(architecture, keys, "here")
+
+
+@pytest.mark.parametrize("heads", [2, [0], [0, 0], ["0", 2], None])
+def test_layers_of_an_lfm2_need_a_number_each(heads):
+    config = config_of("lfm2", {})
+    architecture = check_architecture(config)
+    keys = {"general.architecture": "lfm2", **node_metadata(config, architecture)}
+    assert keys["lfm2.attention.head_count_kv"] == [0, 2]
+    keys["lfm2.attention.head_count_kv"] = heads
+    with pytest.raises(CheckpointError, match="head_count_kv: expected a number for each of 2"):
+        stated_config(keys, [])
 
 
 def made(config):

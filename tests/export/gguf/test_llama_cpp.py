@@ -99,21 +99,21 @@ def test_llama_cpp_reads_super_blocks(width, tmp_path):
     check_in_llama_cpp(mg, tmp_path / "model.gguf", "llama", most=0.03)
 
 
-def generated(path, prompt):
+def generated(path, prompt, vocabulary=VOCABULARY, count=TOKENS):
     """Tokens, each the likeliest after those before it; logarithms of probabilities (count, V)."""
-    given = json.dumps([str(path), prompt, TOKENS, VOCABULARY])
+    given = json.dumps([str(path), prompt, count, vocabulary])
     done = subprocess.run(
         [PYTHON, "-c", CLIENT, given],
         env={**os.environ, "PYTHONPATH": ""},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     lines = [x for x in done.stdout.splitlines() if x.startswith("FOUND ")]
     assert lines, (done.stdout + done.stderr)[-2000:]
     steps = json.loads(lines[-1].removeprefix("FOUND "))
-    found = torch.full((TOKENS, VOCABULARY), float("nan"))
+    found = torch.full((count, vocabulary), float("nan"))
     for row, pairs in zip(found, steps, strict=True):
         row[[token for _, token in pairs]] = torch.tensor([x for x, _ in pairs])
     return found.argmax(-1).tolist(), found

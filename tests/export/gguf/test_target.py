@@ -72,6 +72,7 @@ OF_KIND = {
     "exaone": {"pad_token_id": 0},
     "exaone4": {"sliding_window": None, "layer_types": ["full_attention"]},
     "glm4": {"head_dim": 16, "pad_token_id": 0},
+    "lfm2": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2, "norm_eps": 1e-4},
 }
 """Settings that matter, and no defaults."""
 
@@ -265,6 +266,7 @@ NEW = [
     ("llama", BIASES),
     ("llama", {"mlp_bias": True, "rope_parameters": YARN}),
     ("qwen3", {"rope_parameters": YARN}),
+    ("lfm2", {}),
 ]
 """Architectures that chop reads itself, biases, and YaRN."""
 

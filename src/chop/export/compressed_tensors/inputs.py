@@ -82,13 +82,18 @@ class InputScheme:
         if self.group_size is not None:
             settings["group_size"] = self.group_size
         if not self.is_dynamic:
-            settings["scales"] = (_one_scale(scale),)
+            settings["scales"] = (one_scale(scale),)
         if self.kind == "float":
             return FP8(**settings)
         return ScaleInteger(self.bits, is_symmetric=self.is_dynamic, **settings)
 
 
-def _one_scale(scale: Tensor | None) -> float:
+def one_scale(scale: Tensor | None) -> float:
+    """Returns the stored scale of a tensor.
+
+    Raises:
+        ValueError: if it is missing or not a positive number.
+    """
     if scale is None:
         raise ValueError(f"it lacks {SCALE}")
     if scale.numel() != 1 or scale.ndim > 1 or not bool((checked_scales(scale) > 0).all()):

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from chop.errors import ConfigError, enumerate_names
 from chop.export.compressed_tensors.groups import CLASSES, Group
-from chop.export.compressed_tensors.inputs import SCALE, InputScheme
+from chop.export.compressed_tensors.inputs import SCALE, InputScheme, one_scale
 from chop.export.compressed_tensors.reader import read_tensors
 from chop.export.compressed_tensors.target import FLOATS_IN, INTEGERS_IN, NV_BLOCK
 from chop.export.foreign.reader import MOST_NAMES, Read, Reader, only_floats
@@ -75,12 +75,12 @@ class _Packed:
 
     Attributes:
         read: tensors by suffix -> weight.
-        rounds_inputs: inputs are rounded to e4m3 with a static scale.
+        inputs: scale of inputs -> their format; None for float inputs.
         omitted: rounding that engines add and that is not read, for a warning; or None.
     """
 
     read: Callable[[Mapping[str, Tensor]], Stored]
-    rounds_inputs: bool = False
+    inputs: Callable[[Tensor], NumberFormat] | None = None
     omitted: str | None = None
 
 
@@ -110,13 +110,18 @@ def _integers(parts: Mapping[str, Tensor]) -> Stored:
     return stored_integers((nibbles ^ 8) - 8, scale, 4, columns // scale.size(1))
 
 
+def _nvfp4_inputs(scale: Tensor) -> NumberFormat:
+    return NVFP4(tensor_scale=one_scale(scale))
+
+
 PACKED: Mapping[str, _Packed] = {
-    "NVFP4": _Packed(_nvfp4, omitted="inputs of NVFP4"),
+    "NVFP4": _Packed(_nvfp4, _nvfp4_inputs),
     "NVFP4_AWQ": _Packed(_nvfp4, omitted="inputs of NVFP4"),
-    "W4A8_NVFP4_FP8": _Packed(_nvfp4, rounds_inputs=True),
+    "W4A16_NVFP4": _Packed(_nvfp4),
+    "W4A8_NVFP4_FP8": _Packed(_nvfp4, STATIC.number_format),
     "W4A16_AWQ": _Packed(_integers),
     "W4A8_AWQ": _Packed(
-        _integers, rounds_inputs=True, omitted="the second, FP8 rounding of weights"
+        _integers, STATIC.number_format, omitted="the second, FP8 rounding of weights"
     ),
 }
 """Schemes of 4-bit codes by algorithm."""
@@ -230,8 +235,8 @@ class _Layers:
                 if smoothing.numel() != one.shape[1]:
                     raise ValueError(f"{SMOOTHING} is {tuple(smoothing.shape)}")
                 self._floats[f"{path}.weight"] = self._smoothed(one, checked_scales(smoothing))
-            elif scheme.rounds_inputs and SCALE in parts:
-                self._inputs[path] = STATIC.number_format(parts[SCALE])
+            elif scheme.inputs is not None and SCALE in parts:
+                self._inputs[path] = scheme.inputs(parts[SCALE])
         return one
 
     def _smoothed(self, one: Stored, smoothing: Tensor) -> Tensor:

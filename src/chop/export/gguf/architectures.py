@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from chop.errors import CheckpointError
+
 ROOT_EPSILON = "attention.layer_norm_rms_epsilon"
 EPSILON = "attention.layer_norm_epsilon"
 HEAD = {"head_dim": "attention.key_length"}
@@ -14,13 +16,14 @@ VOCABULARY = {"vocab_size": "vocab_size"}
 EXPERT_COUNT = "expert_count"
 EXPERTS = {"moe_intermediate_size": "expert_feed_forward_length"}
 SHARED = {"shared_expert_intermediate_size": "expert_shared_feed_forward_length"}
+FEED_FORWARD, LFM2_HEADS = "feed_forward_length", "num_key_value_heads"
 SIZES = {
     "max_position_embeddings": "context_length",
     "hidden_size": "embedding_length",
     "num_hidden_layers": "block_count",
-    "intermediate_size": "feed_forward_length",
+    "intermediate_size": FEED_FORWARD,
     "num_attention_heads": "attention.head_count",
-    "num_key_value_heads": "attention.head_count_kv",
+    LFM2_HEADS: "attention.head_count_kv",
     **VOCABULARY,
 }
 DECODER = {**SIZES, "rms_norm_eps": ROOT_EPSILON}
@@ -62,6 +65,9 @@ class Architecture:
         keys: GGUF key, after the architecture's name, by configuration attribute.
         expected: values that engines always assume, by attribute.
         computed: functions of the configuration with the values that engines derive, by attribute.
+        derived: functions of the configuration with the values of further keys, by key; a list has
+            one number per layer.
+        parse: inverse of `derived`: values of all keys, after the architecture's name -> settings.
         required: attributes that must not be None.
         permutes: rows of query and key projections are reordered: the two halves that a rotary
             embedding rotates are interleaved.
@@ -82,6 +88,8 @@ class Architecture:
     keys: Mapping[str, str]
     expected: Mapping[str, Any]
     computed: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+    derived: Mapping[str, Callable[[Any], int | list[int]]] = field(default_factory=dict)
+    parse: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda values: {}
     required: tuple[str, ...] = ()
     permutes: bool = False
     rope_types: tuple[str, ...] = ("default", "linear", "yarn")
@@ -152,6 +160,51 @@ def _exaone4_layer_types(config: Any) -> list[str]:
 def _rotates(config: Any) -> list[int]:
     """Returns 1 for each layer of a SmolLM3 with rotary embeddings: every fourth has none."""
     return [int(number % 4 != 0) for number in range(1, config.num_hidden_layers + 1)]
+
+
+def _gpt2_width(config: Any) -> int:
+    """Returns the hidden size of a GPT-2's MLP."""
+    return int(config.n_inner or 4 * config.n_embd)
+
+
+def _lfm2_width(config: Any) -> int:
+    """Returns the hidden size of an LFM2's MLP, adjusted as in transformers' `Lfm2MLP`."""
+    size = int(config.intermediate_size)
+    if not config.block_auto_adjust_ff_dim:
+        return size
+    size = int(2 * size / 3)
+    if config.block_ffn_dim_multiplier is None:
+        return size
+    step = int(config.block_multiple_of)
+    return -(-int(config.block_ffn_dim_multiplier * size) // step) * step
+
+
+def _lfm2_heads(config: Any) -> list[int]:
+    """Returns the key-value heads of each layer of an LFM2; layers with a convolution have 0."""
+    heads = int(config.num_key_value_heads)
+    return [heads if kind == "full_attention" else 0 for kind in config.layer_types]
+
+
+def _read_lfm2(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of an LFM2's layers.
+
+    Raises:
+        CheckpointError: if there is not one number of key-value heads per layer.
+    """
+    heads: Any = values.get(SIZES[LFM2_HEADS])
+    count = values.get("block_count")
+    is_list = isinstance(heads, list) and all(type(x) is int for x in heads)
+    if not is_list or len(heads) != count or max(heads, default=0) < 1:
+        raise CheckpointError(
+            f"lfm2.{SIZES[LFM2_HEADS]}: expected a number for each of {count!r:.20} layers, at "
+            f"least one of them positive, got {heads!r:.80}."
+        )
+    return {
+        LFM2_HEADS: max(heads),
+        "layer_types": ["full_attention" if x else "conv" for x in heads],
+        "intermediate_size": values.get(FEED_FORWARD),
+        "block_auto_adjust_ff_dim": False,
+    }
 
 
 SQUARE = {"head_dim": _whole_heads}
@@ -311,6 +364,17 @@ ARCHITECTURES = {
     "glm4": Architecture(
         "glm4", DECODER, SILU, turns_part=True, inferred_from=QUERY_BIAS, is_read=False
     ),
+    "lfm2": Architecture(
+        "lfm2",
+        {x: key for x, key in SIZES.items() if x not in ("intermediate_size", LFM2_HEADS)}
+        | {"norm_eps": ROOT_EPSILON, "conv_L_cache": "shortconv.l_cache"},
+        {"conv_bias": False},
+        {"head_dim": lambda config: config.hidden_size // config.num_attention_heads},
+        {FEED_FORWARD: _lfm2_width, SIZES[LFM2_HEADS]: _lfm2_heads},
+        _read_lfm2,
+        rope_types=("default",),
+        is_read=False,
+    ),
     "gpt2": Architecture(
         "gpt2",
         GPT2,
@@ -320,10 +384,11 @@ ARCHITECTURES = {
             "scale_attn_by_inverse_layer_idx": False,
             "add_cross_attention": False,
         },
+        derived={FEED_FORWARD: _gpt2_width},
         rope_types=(),
         unread={
             "n_positions": "context_length",
-            "n_inner": "feed_forward_length",
+            "n_inner": FEED_FORWARD,
             **VOCABULARY,
         },
     ),

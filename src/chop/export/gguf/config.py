@@ -64,7 +64,9 @@ def _lacking(kind: str) -> str:
     return f"the settings of a '{kind}' have no known keys in the architecture '{name}' of GGUF"
 
 
-def node_metadata(config: Any, architecture: Architecture) -> dict[str, int | float | str]:
+def node_metadata(
+    config: Any, architecture: Architecture
+) -> dict[str, int | float | str | list[int]]:
     """Returns the GGUF keys and values of a configuration.
 
     Args:
@@ -73,9 +75,8 @@ def node_metadata(config: Any, architecture: Architecture) -> dict[str, int | fl
     """
     name = architecture.name
     values = {key: getattr(config, x, None) for x, key in architecture.keys.items()}
+    values |= {key: derive(config) for key, derive in architecture.derived.items()}
     keys_and_values = {f"{name}.{key}": value for key, value in values.items() if value is not None}
-    if config.model_type == "gpt2":
-        keys_and_values[f"{name}.feed_forward_length"] = config.n_inner or 4 * config.n_embd
     return keys_and_values | rope_metadata(architecture, config)
 
 
@@ -107,7 +108,8 @@ def stated_config(metadata: Mapping[str, Any], tensors: Container[str]) -> Any |
     if "layer_types" in architecture.computed and isinstance(layers, int):
         tokens["layer_types"] = ["full_attention"] * layers  # until all settings are there
     tied = "output.weight" not in tensors
-    stated = {**architecture.expected, **settings, **tokens}
+    own = {x.removeprefix(f"{name}."): value for x, value in metadata.items()}
+    stated = {**architecture.expected, **settings, **tokens, **architecture.parse(own)}
     return CONFIG_MAPPING[kind](**stated, tie_word_embeddings=tied)
 
 

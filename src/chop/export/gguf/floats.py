@@ -57,7 +57,8 @@ def read_floats(path: Path, header: Header) -> nn.Module:
         values = quants.dequantize(tensor.data, tensor.tensor_type)
         parameter = getattr(named.module, named.operand)
         with torch.no_grad():
-            parameter.copy_(_as_transformers_has(torch.tensor(values), named, config))
+            stored = _as_transformers_has(torch.tensor(values), named, config)
+            parameter.copy_(stored.view_as(parameter))
     loaded: nn.Module = model.eval()
     return loaded
 

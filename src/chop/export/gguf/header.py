@@ -33,6 +33,8 @@ LEAST_PAIR, LEAST_TENSOR = 13, 24
 MOST_DIMENSIONS, MOST_ALIGNMENT = 4, 2**16
 MOST_BLOCKS, MOST_NUMBER = 2**14, 2**27
 """Limits for numbers of layers and heads, and for other sizes of a model in a small file."""
+BY_LAYER = ".attention.head_count_kv"
+"""End of the key whose value may be an array with a number per layer."""
 MOST_TEXTS = 2**22
 """Limit for texts in all arrays: a vocabulary has up to 2^20 tokens and twice as many merges."""
 
@@ -59,8 +61,8 @@ class Header:
     """Metadata of a file.
 
     Attributes:
-        metadata: scalar values by key.
-        arrays: lengths of arrays by key.
+        metadata: scalar values, and numbers of each layer, by key.
+        arrays: lengths of other arrays by key.
         pairs: start and end offsets of a key and its value, by key.
         tensors: tensor locations by name.
     """
@@ -154,7 +156,9 @@ class _Cursor:
             if key in places:
                 raise ValueError(f"the key {key[:80]!r} occurs twice")
             kind = self._number("I")
-            if kind == ARRAY:
+            if kind == ARRAY and key.endswith(BY_LAYER):
+                metadata[key] = self._numbers()
+            elif kind == ARRAY:
                 arrays[key] = self._array()
             else:
                 metadata[key] = self._value(kind)
@@ -202,6 +206,13 @@ class _Cursor:
             raise ValueError(f"a value has the unknown type {kind}")
         return self._number(NUMBERS[kind])
 
+    def _numbers(self) -> list[Any]:
+        """Reads an array with a number per layer."""
+        kind, count = self._number("I"), self._number("Q")
+        if kind not in NUMBERS or count > MOST_BLOCKS:
+            raise ValueError(f"a number per layer has {count} values of type {kind}")
+        return [self._number(NUMBERS[kind]) for _ in range(count)]
+
     def _array(self) -> int:
         """Skips an array and returns its length."""
         kind = self._number("I")
@@ -242,9 +253,11 @@ class _Cursor:
 def _check_numbers(metadata: dict[str, Any], size: int) -> None:
     """Raises ValueError if the model would be much larger than its file."""
     for key, value in metadata.items():
-        if type(value) is not int or key.startswith(("general.", "tokenizer.")):
+        numbers = value if isinstance(value, list) else [value]
+        if key.startswith(("general.", "tokenizer.")):
             continue
         is_count = key.endswith(("block_count", "head_count", "head_count_kv"))
         most = MOST_BLOCKS if is_count else max(8 * size, MOST_NUMBER)
-        if not 0 <= value <= most:
-            raise ValueError(f"{key[:80]!r} is {value}, expected at most {most}")
+        for number in numbers:
+            if type(number) is int and not 0 <= number <= most:
+                raise ValueError(f"{key[:80]!r} is {number}, expected at most {most}")

@@ -180,7 +180,9 @@ def _check_header(file: Path, name: str, header: Header) -> None:
         raise CheckpointError(
             f"'{file}' has {len(header.tensors)} tensors, but {name}.block_count is {layers}."
         )
+    derived = {f"{x.name}.{key}" for x in ARCHITECTURES.values() for key in x.derived}
     by_layer = [key for key in header.arrays if key.startswith(f"{name}.")]
+    by_layer += [x for x, y in header.metadata.items() if isinstance(y, list) and x not in derived]
     if by_layer:
         raise ConfigError(f"'{file}': expected one number in '{by_layer[0]:.80}', got an array.")
 
@@ -264,6 +266,8 @@ class _Weights:
         x: Any = getattr(named.module, named.operand)
         is_turned = isinstance(named.module, Conv1D) and named.operand == "weight"
         expected = tuple(x.shape)[::-1] if is_turned else tuple(x.shape)
+        if x.ndim == 3:  # of a depthwise convolution: stored without the axis of size 1
+            expected = expected[::2]
         if place.shape != expected:
             raise CheckpointError(
                 f"'{self._file}': '{named.name}' has the shape {place.shape}, but the settings "
@@ -275,9 +279,10 @@ class _Weights:
             rows = np.arange(expected[0]).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
             data = data.view(len(rows), -1)[torch.from_numpy(rows)].view(data.shape)
         weight = self._decoded(named, place, data)
-        if isinstance(weight, Tensor) and named.is_less_one:
-            weight = weight - 1
-        return weight.t() if isinstance(weight, Tensor) and is_turned else weight
+        if not isinstance(weight, Tensor):
+            return weight
+        weight = weight - 1 if named.is_less_one else weight
+        return weight.t() if is_turned else weight.view(x.shape)
 
     def _scaled(self, weight: Stored | Tensor, place: TensorPlace, named: Named) -> Stored | Tensor:
         """Multiplies a weight by the scale that is stored as its own tensor."""

@@ -284,7 +284,7 @@ def _stored(module: Any, operand: str) -> Blocks | str:
         return blocks if isinstance(blocks, str) else _known(blocks)
     values: Tensor = getattr(module, operand).detach().cpu()
     values = values.flatten(0, -2) if values.ndim == 3 else values
-    if values.ndim < 2:
+    if values.ndim < 2 or isinstance(module, nn.Conv1d):  # llama.cpp convolves float32 only
         return Blocks("F32", values.float().numpy())
     values = (values.t() if isinstance(module, Conv1D) else values).contiguous()
     if values.dtype == torch.bfloat16:
@@ -324,7 +324,7 @@ def _as_engines_have(stored: Blocks, named: Named, config: Any) -> Blocks:
 def _write_file(
     path: Path,
     architecture: Architecture,
-    metadata: Mapping[str, int | float | str],
+    metadata: Mapping[str, int | float | str | list[int]],
     vocabulary: Vocabulary | None,
     tensors: Mapping[str, Blocks],
 ) -> None:
@@ -346,9 +346,11 @@ def _write_file(
         writer.close()
 
 
-def _add_value(writer: GGUFWriter, key: str, value: int | float | str) -> None:
+def _add_value(writer: GGUFWriter, key: str, value: int | float | str | list[int]) -> None:
     if isinstance(value, str):
         writer.add_string(key, value)
+    elif isinstance(value, list):
+        writer.add_array(key, value)
     elif isinstance(value, bool):
         writer.add_bool(key, value)
     elif isinstance(value, float):

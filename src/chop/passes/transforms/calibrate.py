@@ -26,8 +26,8 @@ class CalibrateConfig:
         batches: inputs of the model by name, one mapping per batch; other inputs than the graph's
             are ignored.
         static_scales: fixes per-tensor scales of activations (`scale_integer` and `fp8` with
-            granularity `tensor`, `binary_residual`), which are then computed from all values in
-            `batches`.
+            granularity `tensor`, `binary_residual`, and the tensor scale of `nvfp4`), which are
+            then computed from all values in `batches`.
     """
 
     batches: Batches
