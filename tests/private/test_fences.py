@@ -187,3 +187,16 @@ def test_experts_say_how_they_lie():
         "GptOssExperts": traits(True, True, True),
     }
     assert transformers_api.expert_traits(nn.Linear(1, 1)) is None
+
+
+def test_transformers_splits_experts_for_files():
+    config = transformers.MixtralConfig(
+        head_dim=4, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_local_experts=2
+    )
+    with torch.device("meta"):
+        model = transformers.MixtralForCausalLM(config)
+    rows = torch.arange(16).view(2, 8, 1)
+    parts = transformers_api.tensors_in_files(model, {"model.layers.0.mlp.experts.down_proj": rows})
+    stem = "model.layers.0.block_sparse_moe.experts"
+    assert [*parts] == [f"{stem}.{n}.w2.weight" for n in range(2)]
+    assert torch.equal(parts[f"{stem}.1.w2.weight"], rows[1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -82,6 +82,28 @@ class CodedWeight:
         """Returns stored E8M0 exponents, uint8 (rows, groups), where `is_e8m0` is True."""
         assert self.encoded.scales is not None
         return self.encoded.scales.view(self.rows, self.groups)
+
+    def slice_rows(self, start: int, stop: int) -> CodedWeight | str:
+        """Returns a range of rows, or the reason why it shares codes or scales with other rows.
+
+        Args:
+            start: first row.
+            stop: row after the last.
+        """
+        encoded, block, scales = self.encoded, self.block_rows, self.encoded.scales
+        if start % block or (stop % block and stop != self.rows):
+            return f"blocks of {block} rows span several experts"
+        if not self.element.fills_bytes(self.columns):
+            return "the codes of a row do not fill whole bytes"
+        if self.scaling is not None and scales is not None and self.groups:
+            if self.scaling.width * self.groups % 8:
+                return "the scales of a row do not fill whole bytes"
+            lines = scales.view(-(-self.rows // block), -1)
+            scales = lines[start // block : -(-stop // block)].reshape(-1)
+        codes = encoded.codes.view(self.rows, -1)[start:stop].reshape(-1)
+        shape = torch.Size((stop - start, self.columns))
+        part = replace(encoded, codes=codes, scales=scales, shape=shape)
+        return replace(self, encoded=part, rows=stop - start)
 
     @cached_property
     def scales(self) -> Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor
 from chop.export.coded import E2M1, E4M3, CodedWeight
 from chop.export.compressed_tensors.inputs import SCALE, list_inputs
 from chop.export.compressed_tensors.target import NV_BLOCK
+from chop.export.file_names import float_layers
 from chop.export.foreign.loading import load
 from chop.export.foreign.modelopt_reader import (
     BLOCK,
@@ -31,7 +32,7 @@ from chop.export.foreign.modelopt_reader import (
     SETTINGS,
 )
 from chop.export.joined_layers import joined_layers
-from chop.export.packed_folder import FolderKind, float_layers, refusals, write_folder
+from chop.export.packed_folder import FolderKind, refusals, write_folder
 from chop.export.packed_model import get_runner, get_weights
 from chop.export.target import Runner, Target
 from chop.formats import NVFP4, Quantizer

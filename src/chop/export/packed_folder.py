@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,14 @@ from chop.base.files import atomic_files, write_json
 from chop.captured.layers.expert_linear import ExpertLinear
 from chop.errors import ConfigError
 from chop.export.coded import CodedWeight, coded_weight
+from chop.export.file_names import expert_rows, float_layers
 from chop.export.foreign.weight_files import INDEX, WEIGHTS
 from chop.export.joined_layers import note_on_joined
 from chop.export.packed_model import packed_layers, packed_model
 from chop.export.refusals import refuse
 from chop.formats import Quantizer, QuantSpec
 from chop.ir.graph import MaseGraph
-from chop.nn.packed import PackedOperator
+from chop.nn.packed import PackedExpertLinear, PackedOperator
 from chop.nn.packed.state import BUFFER_NAMES
 from chop.nn.transposed import stores_transposed
 
@@ -63,6 +64,21 @@ class FolderKind:
     files: Callable[[nn.Module, Mapping[str, Any]], dict[str, Any]] = lambda model, schemes: {}
 
 
+@dataclass(frozen=True)
+class Coded:
+    """Module of a folder with codes.
+
+    Attributes:
+        layer: path of the packed layer, which may have several experts.
+        weight: codes and scales.
+        scheme: storage scheme of the weight.
+    """
+
+    layer: str
+    weight: CodedWeight
+    scheme: Any
+
+
 def write_folder(
     kind: FolderKind, mg: MaseGraph, path: Path, tokenizer: Any = None
 ) -> dict[str, Any]:
@@ -77,12 +93,12 @@ def write_folder(
         mg: graph of a transformers model; it is not changed.
         path: path of the folder; its other files are preserved.
         tokenizer: tokenizer or processor to save as well, or None.
-    Returns: `path`; `formats`, the layout of each packed module by path; `floats`, the decoded
-        embeddings; `notes`; `files`.
+    Returns: `path`; `formats`, the layout of each packed module by path in files; `floats`, the
+        decoded embeddings; `notes`; `files`.
 
     Raises:
         ConfigError: if the tool has no layout for some modules, which the message names, or if
-            transformers converts the model's weights when loading, as for mixtures of experts.
+            linear layers have other names in files than in the model.
     """
     from chop.ir.huggingface.card import CardFacts, write_card
     from chop.ir.huggingface.folder import remove_older, save_folder
@@ -90,8 +106,9 @@ def write_folder(
     rounds_inputs = kind.scheme_with_inputs is not None
     model, reasons = packed_model(mg, kind.method, rounds_inputs)
     floats = _unpack_embeddings(model)
-    weights, schemes, reasons = _schemes(kind, model, reasons)
+    modules, reasons = _coded_modules(kind, model, reasons)
     refuse(kind.method, reasons, kind.held)
+    schemes = {path: one.scheme for path, one in modules.items()}
     if not schemes:
         raise ConfigError(f"{kind.method}: expected a packed linear layer, got none. {kind.held}")
     notes = [f"embeddings are written as floats: {', '.join(floats)}"] if floats else []
@@ -108,7 +125,7 @@ def write_folder(
             head.register_parameter("bias", own)
     with atomic_files(path, "model") as fresh:
         save_folder(model, fresh, tokenizer, card=False)
-        _Rewriter(kind, model, weights, schemes).rewrite(fresh)
+        _Rewriter(kind, model, modules).rewrite(fresh)
         config = json.loads((fresh / "config.json").read_text())
         write_json(fresh / "config.json", {**config, "quantization_config": settings})
         for name, content in others.items():
@@ -125,30 +142,31 @@ def refusals(kind: FolderKind, mg: MaseGraph) -> dict[str, str]:
     """Returns why a tool's folder cannot hold modules, by path; see `chop.export.target.Target`."""
     model, reasons = packed_model(mg, kind.method, kind.scheme_with_inputs is not None)
     _unpack_embeddings(model)
-    return _schemes(kind, model, reasons)[2]
+    return _coded_modules(kind, model, reasons)[1]
 
 
-def float_layers(model: nn.Module, schemes: Collection[str]) -> list[str]:
-    """Returns the linear layers that stay floats."""
-    return [
-        path
-        for path, module in model.named_modules(remove_duplicate=False)
-        if isinstance(module, nn.Linear) and path not in schemes
-    ]
-
-
-def _schemes(
+def _coded_modules(
     kind: FolderKind, model: Any, reasons: Mapping[str, str]
-) -> tuple[dict[str, CodedWeight], dict[str, Any], dict[str, str]]:
-    """Returns weights and schemes by path, and the reasons why other modules have none."""
-    weights, schemes, unheld = dict[str, CodedWeight](), dict[str, Any](), dict[str, str]()
-    for name, layer in packed_layers(model).items():
-        weight_and_scheme = _stored(kind, layer, model.dtype)
-        if isinstance(weight_and_scheme, str):
-            unheld[name] = weight_and_scheme
-        else:
-            weights[name], schemes[name] = weight_and_scheme
-    return weights, schemes, {**kind.refused(schemes), **unheld, **reasons}
+) -> tuple[dict[str, Coded], dict[str, str]]:
+    """Returns modules by path in files, and by path of a layer the reasons why some have none."""
+    modules, unheld, rows = dict[str, Coded](), dict[str, str](), expert_rows(model)
+    for path, layer in packed_layers(model).items():
+        whole = _matrix(kind, layer, has_names=path in rows)
+        if isinstance(whole, str):
+            unheld[path] = whole
+            continue
+        for name, (start, stop) in rows.get(path, {path: (0, whole.rows)}).items():
+            weight = whole if path not in rows else whole.slice_rows(start, stop)
+            inputs = _input_format(layer, start)
+            scheme = (
+                weight if isinstance(weight, str) else _scheme(kind, weight, inputs, model.dtype)
+            )
+            if isinstance(scheme, str) or isinstance(weight, str):
+                unheld[path] = str(scheme)
+                break
+            modules[name] = Coded(path, weight, scheme)
+    refused = kind.refused({name: one.scheme for name, one in modules.items()})
+    return modules, {**refused, **unheld, **reasons}
 
 
 def _unpack_embeddings(model: nn.Module) -> list[str]:
@@ -160,27 +178,38 @@ def _unpack_embeddings(model: nn.Module) -> list[str]:
     return [*tables]
 
 
-def _stored(
-    kind: FolderKind, layer: PackedOperator, dtype: torch.dtype
-) -> tuple[CodedWeight, Any] | str:
-    if isinstance(layer, ExpertLinear):
+def _matrix(kind: FolderKind, layer: PackedOperator, has_names: bool) -> CodedWeight | str:
+    """Returns the weight of a layer, or the reason why a folder cannot hold it.
+
+    Args:
+        kind: tool-specific part.
+        layer: packed layer.
+        has_names: files have a matrix for each of its experts.
+    """
+    if isinstance(layer, ExpertLinear) and not has_names:
         return (
-            "it has several experts, and transformers reads codes of single experts only, with the "
-            "names of the model's own files and dequantize=True"
+            "files of this architecture have all experts in one tensor, or experts with biases; "
+            "expected one matrix per expert, as in Mixtral and Qwen3-MoE"
         )
-    if not isinstance(layer, nn.Linear):
+    if not isinstance(layer, nn.Linear | ExpertLinear):
         return f"it is a {type(layer).__name__} instead of a linear layer"
     if stores_transposed(layer):
         return "its class stores weights as (inputs, outputs), unlike torch's linear layer"
-    weight = coded_weight(layer, blocks=kind.takes_blocks)
-    if isinstance(weight, str):
-        return weight
-    inputs = layer.operand_format("data_in")
+    return coded_weight(layer, blocks=kind.takes_blocks)
+
+
+def _input_format(layer: PackedOperator, row: int) -> Quantizer:
+    """Returns the input format of a layer, or of the expert that a row of its weight belongs to."""
+    if isinstance(layer, PackedExpertLinear):
+        return layer.input_format(row // layer.out_features)
+    return layer.operand_format("data_in")
+
+
+def _scheme(kind: FolderKind, weight: CodedWeight, inputs: Quantizer, dtype: torch.dtype) -> Any:
+    """Returns the scheme of a weight, or the reason why it has none."""
     if kind.scheme_with_inputs is None or inputs.is_identity:
-        scheme = kind.get_scheme(weight, dtype)
-    else:
-        scheme = kind.scheme_with_inputs(weight, inputs, dtype)
-    return scheme if isinstance(scheme, str) else (weight, scheme)
+        return kind.get_scheme(weight, dtype)
+    return kind.scheme_with_inputs(weight, inputs, dtype)
 
 
 @dataclass(frozen=True)
@@ -189,8 +218,7 @@ class _Rewriter:
 
     kind: FolderKind
     model: Any
-    weights: Mapping[str, CodedWeight]
-    schemes: Mapping[str, Any]
+    modules: Mapping[str, Coded]
 
     def rewrite(self, folder: Path) -> None:
         """Rewrites every weight file, and the index of several files."""
@@ -210,28 +238,34 @@ class _Rewriter:
         from chop.ir.huggingface.conversions import names_in
 
         names = names_in(self.model, tensors)
-        _refuse_converted(self.kind.method, self.model, names)
+        _refuse_renamed(self.kind.method, self.model, names)
+        layers: dict[str, list[str]] = {}
+        for path, one in self.modules.items():
+            layers.setdefault(one.layer, []).append(path)
         for name, x in tensors.items():
             path, _, last = names[name].rpartition(".")
             operand = next((o for o, buffers in BUFFER_NAMES.items() if last in buffers), None)
-            if path not in self.weights or operand is None:
+            if path not in layers or operand is None:
                 yield name, x
             elif last == BUFFER_NAMES[operand][0]:
-                prefix = name.removesuffix(last)
-                yield from ((f"{prefix}{end}", y) for end, y in self._layer_tensors(path, operand))
+                for own in layers[path]:
+                    yield from ((f"{own}.{end}", y) for end, y in self._parts(own, operand))
 
-    def _layer_tensors(self, path: str, operand: str) -> Iterator[tuple[str, Tensor]]:
-        dtype = self.model.dtype
+    def _parts(self, path: str, operand: str) -> Iterator[tuple[str, Tensor]]:
+        one = self.modules[path]
         if operand == "weight":
-            yield from self.schemes[path].tensors(self.weights[path], dtype).items()
+            yield from one.scheme.tensors(one.weight, self.model.dtype).items()
         else:
-            layer: Any = self.model.get_submodule(path)
+            layer: Any = self.model.get_submodule(one.layer)
             yield operand, layer.bias.detach().as_subclass(Tensor).contiguous()
 
 
-def _refuse_converted(method: str, model: nn.Module, names: Mapping[str, str]) -> None:
-    """Rejects models with other tensor names or parts in files than in memory."""
-    other = next((name for name, own in names.items() if name != own), None)
+def _refuse_renamed(method: str, model: nn.Module, names: Mapping[str, str]) -> None:
+    """Rejects models whose linear layers have other names in files than in memory."""
+    linear = {path for path, x in model.named_modules() if isinstance(x, nn.Linear)}
+    other = next(
+        (x for x, own in names.items() if x != own and own.rpartition(".")[0] in linear), None
+    )
     if other is not None:
         raise ConfigError(
             f"{method}: transformers converts weights of a {type(model).__name__} when loading "

@@ -286,6 +286,18 @@ def conversion_rules(model: Any) -> tuple[list[Any], list[Any]]:
     return renamings, [x for x in entries if isinstance(x, WeightConverter)]
 
 
+def tensors_in_files(model: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the tensors that transformers writes to files for some of a model's tensors.
+
+    Args:
+        model: any model of transformers.
+        tensors: tensors by name in the model.
+    """
+    from transformers.core_model_loading import revert_weight_conversion
+
+    return dict(revert_weight_conversion(model, dict(tensors)))
+
+
 def renamed_source(
     name: str, rules: tuple[list[Any], list[Any]], prefix: str, known: Mapping[str, Any]
 ) -> tuple[str, str | None]:

@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 from torch import nn
 
+import chop
 from chop import MaseGraph
 from chop.errors import CheckpointError, ConfigError
 from chop.export.compressed_tensors.groups import find_group as group_of_path
@@ -15,7 +17,7 @@ from chop.export.foreign.readers import load
 from chop.formats import Encoded, GroupInteger, ScaleInteger
 from chop.models import load_model
 from chop.nn.packed import PackedLinear
-from tests.export.decoders import decoder, logits, tokens
+from tests.export.decoders import HEADS, SIZES, decoder, logits, tokens
 from tests.export.tools import (
     bits_in_words,
     change_config,
@@ -244,6 +246,57 @@ def test_folders_with_only_a_quantized_cache_stay_float(tmp_path, caplog):
     loaded = load_model(tmp_path)
     assert "the key-value cache stays in float" in caplog.text
     assert torch.equal(logits(loaded, tokens()), logits(model, tokens()))
+
+
+def write_cache_scales(folder, layers=2, **scheme):
+    """A float decoder with a scheme and scales of its key-value cache: 0.01 and 0.02 times n."""
+    config = transformers.LlamaConfig(**{**SIZES, "num_hidden_layers": layers}, **HEADS)
+    torch.manual_seed(0)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    fp8 = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "tensor"}
+    settings = {"quant_method": "compressed-tensors", "config_groups": {}, "format": "dense"}
+    cache = {**fp8, "dynamic": False, **scheme}
+    change_config(folder, quantization_config={**settings, "kv_cache_scheme": cache})
+    scales = {
+        f"model.layers.{n}.self_attn.{x}_scale": torch.tensor([y * (n + 1)])
+        for n in range(layers)
+        for x, y in (("k", 0.01), ("v", 0.02))
+    }
+    change_tensors(folder, lambda tensors: tensors.update(scales))
+
+
+def test_static_scales_of_a_cache_round_keys_and_values(tmp_path, caplog):
+    write_cache_scales(tmp_path)
+    model = load_model(tmp_path)
+    assert "unless you pass cache=chop.QuantizedCache.from_checkpoint(model)" in caplog.text
+    model.save_pretrained(tmp_path / "again")
+    draw = torch.Generator().manual_seed(0)
+    for one in (model, load_model(tmp_path / "again")):
+        cache = chop.QuantizedCache.from_checkpoint(one)
+        for layer in range(2):
+            states = torch.randn(1, 2, 40, 16, generator=draw)
+            cache.update(states, states * 3, layer)
+            found = cache.update(states[:, :, :1], states[:, :, :1], layer)
+            for x, y, scale in zip((states, states * 3), found, (0.01, 0.02), strict=True):
+                step = torch.tensor(scale) * (layer + 1)
+                codes = (x / step).clamp(-448, 448).to(torch.float8_e4m3fn)
+                assert torch.equal(y[:, :, :32], (codes.float() * step)[:, :, :32])
+    with torch.no_grad():
+        cache = chop.QuantizedCache.from_checkpoint(model)
+        assert model.generate(tokens(), cache=cache, max_new_tokens=4).shape == (2, 13)
+
+
+def test_other_schemes_of_a_cache_are_ignored_with_a_reason(tmp_path, caplog):
+    write_cache_scales(tmp_path, num_bits=4)
+    model = load_model(tmp_path)
+    assert "ignored, because only FP8 with a static scale" in caplog.text
+    with pytest.raises(ConfigError, match="expected a model from a folder with FP8 scales"):
+        chop.QuantizedCache.from_checkpoint(model)
+    caplog.clear()
+    write_cache_scales(tmp_path)
+    change_tensors(tmp_path, lambda x: x.pop("model.layers.1.self_attn.v_scale"))
+    load_model(tmp_path)
+    assert "ignored, because only FP8 with a static scale" in caplog.text
 
 
 def test_groups_of_different_widths_apply_by_path_and_expression(tmp_path):

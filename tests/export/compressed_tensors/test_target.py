@@ -12,7 +12,6 @@ from chop.errors import ConfigError
 from chop.export.foreign.readers import load
 from tests.export.compressed_tensors.test_reader import packed_layers
 from tests.export.decoders import (
-    HEADS,
     SIZES,
     captured,
     decoder,
@@ -245,19 +244,6 @@ def test_a_second_model_in_a_folder_replaces_the_first(order, tmp_path, monkeypa
     assert (tmp_path / "model.safetensors").exists() == (order == "shards first")
     found, expected = target.read_model(tmp_path), rounded(mg)
     assert torch.equal(logits(found, tokens()), logits(expected, tokens()))
-
-
-@pytest.mark.filterwarnings("ignore:.*weights .* stay float")
-def test_mixtures_of_experts_are_refused(tmp_path):
-    import transformers
-
-    config = transformers.MixtralConfig(**SIZES, **HEADS, num_local_experts=2)
-    mg = MaseGraph(transformers.MixtralForCausalLM(config).eval())
-    with pytest.raises(ConfigError, match="transformers converts weights of"):
-        target.write(quantized(mg, {"linear": "mxint:width=8"}), tmp_path)
-    with pytest.raises(ConfigError, match=r"experts\.down: .* and dequantize=True"):
-        target.write(quantized(mg, {"expert_linear": "mxint:width=8"}), tmp_path)
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("operators", [("linear",), ("linear", "embedding")], ids="+".join)

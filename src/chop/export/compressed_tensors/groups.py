@@ -19,7 +19,7 @@ from chop.export.compressed_tensors.target import (
     NV4,
     WHOLE,
 )
-from chop.export.foreign.expressions import expression, finds
+from chop.export.foreign.expressions import EXPRESSION, expression, finds
 
 FORMATS = (INTEGERS, INTEGERS_IN, FLOATS_IN, WHOLE, MX4, MX8, NV4)
 """Weight formats that can be read."""
@@ -41,7 +41,6 @@ REORDERED = ("group", "dynamic")
 """Values of `actorder` for reordered columns. Others only changed the order of rounding."""
 CLASSES = ("Embedding", "Linear")
 """Classes of packed layers, as targets name them."""
-EXPRESSION = "re:"
 
 
 @dataclass(frozen=True)

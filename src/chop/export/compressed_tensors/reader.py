@@ -7,6 +7,7 @@ scales are copied unchanged; weights are not converted to floats.
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -43,7 +44,7 @@ from chop.export.foreign.stored import (
 )
 from chop.export.foreign.weight_files import document, list_tensors
 from chop.formats import FP8, MXFP, NVFP4, NumberFormat
-from chop.ir.huggingface.config_file import CONFIG
+from chop.ir.huggingface.config_file import CONFIG, KV_SCALES
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +56,8 @@ OTHERS = re.compile(
 )
 CACHE = "kv_cache_scheme"
 CACHE_SCALES = re.compile(r"(\.[qkv]_(scale|zero_point)|\.[kv]_proj\.output_(scale|zero_point))$")
+LAYER_SCALE = re.compile(r"\.layers\.(\d+)\.(?:\w+\.)?([kv])(?:_proj\.output)?_scale$")
+"""Number of the layer and `k` or `v` in the name of a cache's scale."""
 CODES = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
 """Dtypes of codes, which no other tensor of a folder has."""
 
@@ -71,14 +74,16 @@ def read(folder: Path) -> Read:
     has_cache = isinstance(settings, Mapping) and bool(settings.get(CACHE))
     is_cache_only = has_cache and not settings.get("config_groups")
     groups = [] if is_cache_only else parse_groups(settings, str(folder))
-    content = read_groups(folder, config, groups, quantizes_cache=has_cache)
+    content = read_groups(
+        folder, config, groups, cache_scheme=settings.get(CACHE) if has_cache else None
+    )
     if not content.packed and not is_cache_only:
         raise only_floats(folder, METHOD)
     return content
 
 
 def read_groups(
-    folder: Path, config: Mapping[str, Any], groups: Sequence[Group], *, quantizes_cache: bool
+    folder: Path, config: Mapping[str, Any], groups: Sequence[Group], *, cache_scheme: Any
 ) -> Read:
     """Reads a folder with tensor names of compressed-tensors.
 
@@ -86,14 +91,13 @@ def read_groups(
         folder: local folder of safetensors files.
         config: content of `config.json`.
         groups: modules of each scheme.
-        quantizes_cache: accepts scales of a key-value cache; they are ignored with a warning.
+        cache_scheme: settings of a key-value cache, whose scales are accepted: those of
+            compressed-tensors, or the name of ModelOpt's algorithm; None without such settings.
 
     Raises:
         ConfigError, CheckpointError: see `read`.
     """
-    return read_tensors(
-        folder, config, list_tensors(folder), groups, quantizes_cache=quantizes_cache
-    )
+    return read_tensors(folder, config, list_tensors(folder), groups, cache_scheme=cache_scheme)
 
 
 def read_tensors(
@@ -102,7 +106,7 @@ def read_tensors(
     tensors: dict[str, Tensor],
     groups: Sequence[Group],
     *,
-    quantizes_cache: bool,
+    cache_scheme: Any,
 ) -> Read:
     """Returns the content of a folder from its tensors; see `read_groups`.
 
@@ -111,7 +115,7 @@ def read_tensors(
         config: content of `config.json`.
         tensors: tensors by name; those of coded modules are removed.
         groups: modules of each scheme.
-        quantizes_cache: see `read_groups`.
+        cache_scheme: see `read_groups`.
     """
     paths = sorted({name.rpartition(".")[0] for name in tensors if name.endswith(".weight_scale")})
     packed, inputs = dict[str, Stored](), dict[str, NumberFormat]()
@@ -126,21 +130,53 @@ def read_tensors(
             scale = None if group.inputs.is_dynamic else tensors.pop(f"{path}.{SCALE}", None)
             with decoding(f"{layer} does not fit {group.format}"):
                 inputs[path] = group.inputs.number_format(scale)
-    if quantizes_cache:
-        _drop_cache_scales(tensors, folder)
+    if cache_scheme:
+        is_fp8 = _is_static_fp8(cache_scheme)
+        config = {**config, **_take_cache_scales(tensors, config, is_fp8, folder)}
     _refuse_others(tensors, folder)
     return Read(config, tensors, packed, inputs=inputs)
 
 
-def _drop_cache_scales(tensors: dict[str, Tensor], folder: Path) -> None:
-    """Removes the scales of a key-value cache from the tensors, with a warning."""
-    for name in [name for name in tensors if CACHE_SCALES.search(name)]:
-        del tensors[name]
+def _take_cache_scales(
+    tensors: dict[str, Tensor], config: Mapping[str, Any], is_fp8: bool, folder: Path
+) -> dict[str, Any]:
+    """Removes the scales of a key-value cache from the tensors.
+
+    Returns: the setting for `QuantizedCache.from_checkpoint`; empty, with a warning, unless every
+        layer has static FP8 scales of keys and values.
+    """
+    own = {name: tensors.pop(name) for name in [*tensors] if CACHE_SCALES.search(name)}
+    scales: dict[str, dict[int, float]] = {"k": {}, "v": {}}
+    for name, x in own.items():
+        place = LAYER_SCALE.search(name)
+        if place is not None and x.numel() == 1 and 0 < float(x) < math.inf:
+            scales[place[2]][int(place[1])] = float(x)
+    layers = [*range(config.get("num_hidden_layers") or 0)]
+    if is_fp8 and layers == sorted(scales["k"]) == sorted(scales["v"]):
+        log.warning(
+            "%s: %s: the key-value cache stays in float unless you pass "
+            "cache=chop.QuantizedCache.from_checkpoint(model).",
+            *(folder, CACHE),
+        )
+        lists = {
+            name: [scales[part][layer] for layer in layers]
+            for name, part in (("keys", "k"), ("values", "v"))
+        }
+        return {KV_SCALES: lists}
     log.warning(
-        "%s: %s: the key-value cache stays in float; its scales are ignored.",
-        folder,
-        CACHE,
+        "%s: %s: the key-value cache stays in float; its scales are ignored, because only FP8 with "
+        "a static scale of keys and values in each layer is supported.",
+        *(folder, CACHE),
     )
+    return {}
+
+
+def _is_static_fp8(scheme: Any) -> bool:
+    """Returns True if a cache scheme is FP8 with static scales per tensor; see `read_groups`."""
+    if not isinstance(scheme, Mapping):
+        return str(scheme).upper() == "FP8"
+    expected = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
+    return all(scheme.get(key, value) == value for key, value in expected.items())
 
 
 def _refuse_others(tensors: Mapping[str, Tensor], folder: Path) -> None:

@@ -16,15 +16,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from chop.base.files.temporary import scratch_folder
+from chop.captured.layers.experts import matrices_by_parameter
 from chop.export.coded import E2M1, E4M3, E8M0_NAN, CodedWeight
 from chop.export.compressed_tensors.inputs import SCALE, InputScheme, list_inputs
+from chop.export.file_names import float_layers, list_targets
+from chop.export.foreign.loading import without_data
 from chop.export.foreign.stored import words_packed
-from chop.export.packed_folder import FolderKind, float_layers, refusals, write_folder
+from chop.export.foreign.weight_files import WHOLE as ONE_FILE
+from chop.export.foreign.weight_files import list_tensors
+from chop.export.packed_folder import FolderKind, refusals, write_folder
 from chop.export.packed_model import get_runner, get_weights
 from chop.export.target import Runner, Target
 from chop.formats import Quantizer
 from chop.formats.elements import Fixed
 from chop.formats.scaling import ScaledFloatScale
+from chop.ir.huggingface.conversions import EXPERT
 
 METHOD, VERSION = "compressed-tensors", "0.20.0"
 """Name of the library, and version of the folder layout."""
@@ -41,6 +48,8 @@ MIXED = "mixed-precision"
 WHOLE_WORDS = (2, 4, 8)
 """Code widths that fill 32-bit words without a remainder."""
 MX_BLOCK, NV_BLOCK = 32, 16
+SCALES, BIAS = "weight_scale", "bias"
+"""Tensor that each coded module has, and the one that is never coded."""
 HELD = (
     "Choose mxint:width=8, group_integer:width=4, scale_integer or fp8 for these linear layers, "
     "with inputs in float, scale_integer or fp8; or mxfp:width=4, mxfp:width=8 or nvfp4 with float "
@@ -278,7 +287,34 @@ def _notes(schemes: Mapping[str, Scheme], model: Any) -> list[str]:
             "engines compute input scales as amax/127, like the graph, but the library uses "
             "amax/127.5: its steps are smaller by 1/255"
         )
-    return notes
+    return [*notes, *_note_on_experts(schemes)]
+
+
+def _note_on_experts(schemes: Mapping[str, Scheme]) -> list[str]:
+    """Returns a note on how transformers loads coded experts, or an empty list."""
+    experts = {scheme for path, scheme in schemes.items() if EXPERT.search(path)}
+    others = {scheme for path, scheme in schemes.items() if not EXPERT.search(path)}
+    if not experts:
+        return []
+    is_decoded = all(x.format == INTEGERS or x.kind == "float" for x in experts)
+    is_decoded &= all(x.block is None and x.bits in (4, 8) for x in experts)
+    if is_decoded and len(experts) == 1 and len(others) <= 1:
+        return ["transformers loads these experts with CompressedTensorsConfig(dequantize=True)"]
+    return [
+        "transformers does not load these experts: it decodes all of them by one scheme in "
+        "pack-quantized or FP8, and all other layers by another one; vLLM and chop load them"
+    ]
+
+
+def _refused(schemes: Mapping[str, Scheme]) -> dict[str, str]:
+    """Returns experts with several schemes among their matrices, and the reason against them."""
+    by_owner: dict[str, set[Scheme]] = {}
+    for path, scheme in schemes.items():
+        (target,) = list_targets([path])
+        by_owner.setdefault(target, set()).add(scheme)
+    reason = "engines support one format for the matrices of these experts, which have several"
+    several = [path for path in schemes if len(by_owner[list_targets([path])[0]]) > 1]
+    return dict.fromkeys(several[:1], reason)
 
 
 def quantization_config(model: nn.Module, schemes: Mapping[str, Scheme]) -> dict[str, Any]:
@@ -286,17 +322,21 @@ def quantization_config(model: nn.Module, schemes: Mapping[str, Scheme]) -> dict
 
     A single scheme names the class and ignores float layers, because engines that fuse
     projections support classes best. A packed head is named too, because vLLM uses another class
-    for it. Several schemes name each module.
+    for it. Several schemes name each module, and the experts of a layer by one expression.
 
     Args:
         model: model with packed layers.
-        schemes: scheme by path of a packed layer.
+        schemes: scheme by path in files of a packed layer.
     """
     used = dict.fromkeys(schemes.values())
-    groups = [(scheme, [path for path in schemes if schemes[path] == scheme]) for scheme in used]
+    groups = [
+        (scheme, list_targets(path for path in schemes if schemes[path] == scheme))
+        for scheme in used
+    ]
     if len(used) == 1:
         head = model.get_output_embeddings()  # type: ignore[operator]
-        heads = [path for path in schemes if model.get_submodule(path) is head]
+        named = model.named_modules(remove_duplicate=False)
+        heads = [path for path, module in named if module is head and path in schemes]
         groups = [(next(iter(used)), [nn.Linear.__name__, *heads])]
     formats = {scheme.format for scheme in used}
     return {
@@ -305,7 +345,7 @@ def quantization_config(model: nn.Module, schemes: Mapping[str, Scheme]) -> dict
         "quantization_status": "compressed",
         "version": VERSION,
         "config_groups": {f"group_{i}": s.plain(t) for i, (s, t) in enumerate(groups)},
-        "ignore": float_layers(model, schemes),
+        "ignore": list_targets(float_layers(model, schemes)),
     }
 
 
@@ -322,15 +362,46 @@ def read_unrounded(path: Path) -> Runner:
 
 
 def read_model(path: Path) -> nn.Module:
-    """Loads the model of a folder; the library decodes its weights to the model's dtype."""
+    """Loads the model of a folder; the library decodes its weights to the model's dtype.
+
+    The library has no layers for fused experts: of a mixture, it decodes one matrix at a time, and
+    inputs stay unrounded.
+    """
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(path)
     kind = getattr(transformers, config.architectures[0])
+    if any(matrices_by_parameter(x) for x in without_data(kind, config).modules()):
+        return _read_mixture(path, config, kind)
     model: Any = kind.from_pretrained(path).eval()
     model.hf_quantizer.compressor.decompress_model(model)
     dtype = model.dtype if config.dtype is None else config.dtype
     return model.to(dtype)  # type: ignore[no-any-return]
+
+
+def _read_mixture(path: Path, config: Any, kind: Any) -> nn.Module:
+    """Loads a mixture of experts from the matrices that the library decodes."""
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationConfig
+    from compressed_tensors.utils.match import is_match
+    from safetensors.torch import save_file
+
+    settings: Any = QuantizationConfig.model_validate(config.quantization_config)
+    schemes, tensors = settings.config_groups.values(), list_tensors(path)
+    linear = nn.Linear(1, 1, device="meta")
+    for name in [x for x in tensors if x.endswith(f".{SCALES}")]:
+        owner = name.removesuffix(SCALES)
+        names = [x for x in tensors if x.startswith(owner) and x != f"{owner}{BIAS}"]
+        parts = {x.removeprefix(owner): tensors.pop(x) for x in names}
+        scheme = next(x for x in schemes if is_match(owner[:-1], linear, x.targets))
+        library = BaseCompressor.get_value_from_registry(scheme.format or settings.format)
+        tensors[f"{owner}weight"] = library.decompress(parts, scheme)["weight"]
+    del config.quantization_config
+    with scratch_folder("read") as folder:
+        config.save_pretrained(folder)
+        save_file(tensors, folder / ONE_FILE, metadata={"format": "pt"})
+        model: nn.Module = kind.from_pretrained(folder, config=config, dtype=config.dtype)
+    return model.eval()
 
 
 KIND = FolderKind(
@@ -339,6 +410,7 @@ KIND = FolderKind(
     get_scheme,
     quantization_config,
     _notes,
+    _refused,
     scheme_with_inputs=scheme_with_inputs,
     takes_blocks=True,
 )

@@ -9,6 +9,8 @@ import re
 
 from chop.errors import ConfigError
 
+EXPRESSION = "re:"
+"""Prefix of a regular expression among the targets of compressed-tensors."""
 LONGEST = 500
 """Largest length of an expression, in characters."""
 LONGEST_PATH = 200

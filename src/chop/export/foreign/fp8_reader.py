@@ -54,7 +54,9 @@ def read(folder: Path) -> Read:
     scheme = settings.get("activation_scheme") or SCHEMES[0]
     group = _group(settings, scheme, tensors, f"'{folder}'")
     has_cache = bool(settings.get(CACHE))
-    content = read_tensors(folder, config, tensors, [group], quantizes_cache=has_cache)
+    content = read_tensors(
+        folder, config, tensors, [group], cache_scheme="FP8" if has_cache else None
+    )
     log.warning(
         "%s: FP8 weights are decoded to floats, and layer inputs are not rounded; engines round "
         "them to FP8 (activation_scheme '%s').",

@@ -22,7 +22,7 @@ from torch import Tensor
 from chop.errors import ConfigError, enumerate_names
 from chop.export.compressed_tensors.groups import CLASSES, Group
 from chop.export.compressed_tensors.inputs import SCALE, InputScheme, one_scale
-from chop.export.compressed_tensors.reader import read_tensors
+from chop.export.compressed_tensors.reader import CACHE, read_tensors
 from chop.export.compressed_tensors.target import FLOATS_IN, INTEGERS_IN, NV_BLOCK
 from chop.export.foreign.reader import MOST_NAMES, Read, Reader, only_floats
 from chop.export.foreign.stored import (
@@ -154,8 +154,8 @@ def read(folder: Path) -> Read:
     for name, x in tensors.items():  # blocks have axes of size 1 between those that count them
         if name.endswith(end) and x.ndim == 4 and x.size(1) == x.size(3) == 1:
             tensors[name] = x[:, 0, :, 0]
-    has_cache = settings.get("kv_cache_quant_algo") or settings.get("kv_cache_scheme")
-    content = read_tensors(folder, config, tensors, groups, quantizes_cache=bool(has_cache))
+    cache = settings.get("kv_cache_quant_algo") or settings.get(CACHE)
+    content = read_tensors(folder, config, tensors, groups, cache_scheme=cache)
     return packed.add_to(content)
 
 

@@ -64,7 +64,7 @@ def read(folder: Path) -> Read:
             log.warning(
                 "%s: inputs of layers stay float; engines round them to %s bits.", folder, bits
             )
-        return read_groups(folder, config, [group], quantizes_cache=False)
+        return read_groups(folder, config, [group], cache_scheme=None)
     return read_coded(folder, _parse_schemes, reader.PARTS, (reader.ORDER,), _stored)
 
 

@@ -18,10 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from chop.export.coded import CodedWeight
+from chop.export.file_names import float_layers, list_targets
+from chop.export.foreign.expressions import EXPRESSION
 from chop.export.foreign.loading import load
 from chop.export.foreign.stored import WORD, words_packed
 from chop.export.gptq.reader import METHOD, READER, WIDTHS
-from chop.export.packed_folder import FolderKind, float_layers, refusals, write_folder
+from chop.export.packed_folder import FolderKind, refusals, write_folder
 from chop.export.packed_model import get_runner, get_weights
 from chop.export.target import Runner, Target
 from chop.formats.elements import Fixed
@@ -112,7 +114,11 @@ def quantization_config(model: nn.Module, schemes: Mapping[str, Scheme]) -> dict
         "checkpoint_format": scheme.format,
         "pack_dtype": "int32",
     }
-    skipped: dict[str, Any] = {f"-:{re.escape(path)}$": {} for path in floats}
+    patterns = (
+        x.removeprefix(EXPRESSION) if x.startswith(EXPRESSION) else f"{re.escape(x)}$"
+        for x in floats
+    )
+    skipped: dict[str, Any] = {f"-:{pattern}": {} for pattern in patterns}
     return settings | ({"dynamic": skipped} if skipped else {})
 
 
@@ -120,7 +126,7 @@ def _unpacked(model: Any, schemes: Mapping[str, Scheme]) -> tuple[str | None, li
     """Returns the unpacked head, which is float by default, and other float layers."""
     embeddings = model.get_output_embeddings()
     head = next((path for path, x in model.named_modules() if x is embeddings), None)
-    return head, [path for path in float_layers(model, schemes) if path != head]
+    return head, list_targets(path for path in float_layers(model, schemes) if path != head)
 
 
 def _notes(schemes: Mapping[str, Scheme], model: Any) -> list[str]:

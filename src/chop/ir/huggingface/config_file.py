@@ -19,6 +19,8 @@ from chop.ir.huggingface.folder_files import check_folder_files
 from chop.ir.storage.configs import IMPLEMENTATIONS, is_installed_implementation
 
 CONFIG = "config.json"
+KV_SCALES = "kv_cache_scales"
+"""Field of a config: static FP8 scales of a key-value cache, `keys` and `values` by layer."""
 SIZES = re.compile(
     r"((hidden|intermediate|vocab|embedding|embed|ffn|inner|model|head|projection)_?(sizes?|dims?)"
     r"|n_embd|n_inner|d_model|d_ff|d_kv|dim)$"

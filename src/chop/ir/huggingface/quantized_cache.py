@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedConfig
@@ -21,7 +21,8 @@ from transformers.cache_utils import (
 )
 
 from chop.errors import ConfigError, did_you_mean
-from chop.formats import NumberFormat, parse_format, parse_format_string
+from chop.formats import FP8, NumberFormat, parse_format, parse_format_string
+from chop.ir.huggingface.config_file import KV_SCALES
 from chop.ir.huggingface.token_store import Per, StoreRule, TokenStore, get_block
 
 Given = str | Mapping[str, Any] | NumberFormat
@@ -90,6 +91,39 @@ class QuantizedCache(Cache):  # type: ignore[misc]
         value_rule = _rule("values", keys if values is None else values, values_per, **lengths)
         windows = _windows(_config(model))
         super().__init__(layers=[QuantizedLayer(key_rule, value_rule, x) for x in windows])
+
+    @classmethod
+    def from_checkpoint(cls, model: Any) -> Self:
+        """Returns the cache that the model's checkpoint describes: FP8 with a scale per layer.
+
+        Folders of compressed-tensors and ModelOpt have such scales (`kv_cache_scheme`). Every token
+        is e4m3(x / scale) times the scale, without sink tokens or a residual.
+
+        Args:
+            model: see `QuantizedCache`; imported from such a folder.
+
+        Raises:
+            ConfigError: if the model has no scales, or not one for each layer.
+        """
+        config = _config(model)
+        scales = getattr(config, KV_SCALES, None)
+        if not scales:
+            raise ConfigError(
+                "QuantizedCache.from_checkpoint: expected a model from a folder with FP8 scales of "
+                "its key-value cache; use QuantizedCache(model, keys=...) for other models."
+            )
+        cache = cls(model, "float", residual_length=0, sink_length=0)
+        pairs = [*zip(scales["keys"], scales["values"], strict=True)]
+        if len(pairs) != len(cache.layers):
+            raise ConfigError(
+                f"QuantizedCache.from_checkpoint: the checkpoint has scales for {len(pairs)} "
+                f"layers, but the model has {len(cache.layers)}."
+            )
+        settings = {"residual_length": 0, "sink_length": 0}
+        for layer, pair in zip(cache.layers, pairs, strict=True):
+            layer.rules = tuple(_rule("keys", FP8(scales=(x,)), "token", **settings) for x in pair)
+            layer.reset()
+        return cache
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
