@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from chop.cli.command import Command, deferred
 
-HELP = """Prune a language model to fewer layers, narrower MLPs and fewer heads.
+HELP = """Prune a language model to fewer layers, channels and heads, and train it back.
 
 [bold]Examples[/]
 
@@ -14,13 +14,17 @@ HELP = """Prune a language model to fewer layers, narrower MLPs and fewer heads.
 
   chop prune ./my-llama --dataset ./texts.txt --mlp-width 4096 --kv-heads 4
 
-Layers with the lowest block influence (1 - cosine of input and output) are removed first. Then each
+  chop prune ./my-llama --dataset ./texts.txt --hidden-size 2048 --distill
+
+Layers with the lowest block influence (1 - cosine of input and output) are removed. Each other
 layer loses the MLP channels and the key-value heads, with their query heads, that have the smallest
-activations on training rows. The result is a model of the same class with a smaller configuration.
-A pruned model usually needs further training.
+activations on training rows, and the residual stream the channels with the smallest outputs of
+norms. The result is a model of the same class with a smaller configuration. --distill then trains
+it against the original.
 
 [bold]Output[/] in --out: model (a folder that transformers loads without chop), table.md,
-result.json, manifest.json. chop sweep prune plots accuracy against sparsity of single weights.
+result.json, manifest.json, and answers.jsonl, from which a killed run resumes. chop sweep prune
+plots accuracy against sparsity of single weights.
 """
 
 PRUNE = Command(

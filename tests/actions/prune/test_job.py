@@ -1,5 +1,6 @@
 """`chop prune`: the folder that transformers loads, the numbers beside it, and refusals."""
 
+import copy
 import json
 
 import pytest
@@ -13,8 +14,13 @@ from chop.models import get_tokenizer, load_model
 from chop.runs import read_manifest
 from chop.workloads.workload import Workload
 
-SIZES = {"layers": 1, "mlp_width": 100, "kv_heads": 1}
-FIELDS = {"num_hidden_layers": 1, "intermediate_size": 100, "num_key_value_heads": 1}
+SIZES = {"layers": 1, "mlp_width": 100, "kv_heads": 1, "hidden_size": 96}
+FIELDS = {
+    "num_hidden_layers": 1,
+    "intermediate_size": 100,
+    "num_key_value_heads": 1,
+    "hidden_size": 96,
+}
 SMALL = {"calibration_rows": 8, "limit": 24, "max_length": 32}
 
 
@@ -35,11 +41,63 @@ def test_the_folder_has_the_sizes_and_the_result_the_numbers(tmp_path):
     assert pruned["parameters"] == model.num_parameters() < original["parameters"]
     assert {name: pruned[name] for name in SIZES} == SIZES
     assert pruned["perplexity"] == pytest.approx(subject.evaluate(model, subject.test), rel=1e-5)
+    with torch.no_grad():
+        p, q = (m(subject.test.columns["input_ids"]).logits for m in (subject.model, model))
+    p, q = p[:, :-1].double().log_softmax(-1), q[:, :-1].double().log_softmax(-1)
+    kl = float((p.exp() * (p - q)).sum(-1).mean())
+    assert (original["kl"], pruned["kl"]) == (0, pytest.approx(kl, rel=1e-4))
+    low, high = pruned["perplexity_interval_95"]
+    assert low < pruned["perplexity"] < high
     assert [row["removed"] for row in result["layers"]].count(True) == 1
     assert json.loads((tmp_path / "result.json").read_text())["models"] == result["models"]
     manifest = read_manifest(tmp_path)
     assert (manifest.kind, manifest.state) == ("prune", "finished")
     assert "removed" in (tmp_path / "table.md").read_text()
+
+
+def test_distillation_comes_nearer_to_the_original_and_resumes(tmp_path):
+    config = PruneDecoderConfig(
+        out=tmp_path,
+        layers=1,
+        mlp_width=100,
+        calibration_rows=8,
+        device="cpu",
+        distill=True,
+        finetune_epochs=4,
+        finetune_lr=3e-3,
+        batch_size=8,
+    )
+    subject = workload()
+    before = copy.deepcopy(subject.model.state_dict())
+    result = prune(config, subject)
+    _, pruned, distilled = result["models"]
+    assert distilled["model"] == "distilled" and distilled["kl"] < 0.9 * pruned["kl"]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()
+    value = subject.evaluate(model, subject.test)
+    assert distilled["perplexity"] == pytest.approx(value, rel=1e-5)
+    assert all(torch.equal(x, before[name]) for name, x in subject.model.state_dict().items())
+    assert "Fine-tuned against the float model" in " ".join(result["assumptions"])
+    lines = (tmp_path / "answers.jsonl").read_text().splitlines()
+    assert prune(config, subject)["models"] == result["models"]
+    assert (tmp_path / "answers.jsonl").read_text().splitlines() == lines and len(lines) == 48
+
+
+def test_layers_learn_from_the_layers_that_they_were(tmp_path, monkeypatch):
+    given = {}
+    monkeypatch.setattr(
+        "chop.actions.prune.job.fit", lambda model, rows, **more: given.update(more)
+    )
+    config = PruneDecoderConfig(
+        out=tmp_path,
+        layers=1,
+        calibration_rows=8,
+        device="cpu",
+        distill=True,
+        distill_hidden="mse",
+    )
+    result = prune(config, workload())
+    (stayed,) = [row["layer"] for row in result["layers"] if not row["removed"]]
+    assert given["distill"].matched == {"model.layers.0": f"model.layers.{stayed}"}
 
 
 @pytest.mark.long
@@ -59,6 +117,13 @@ def test_refusals(tmp_path):
         PruneDecoderConfig(out=tmp_path)
     with pytest.raises(ConfigError, match="expected a number from 1 to 2"):
         prune(PruneDecoderConfig(out=tmp_path, layers=3), workload())
+    with pytest.raises(ConfigError, match="finetune_lr: nothing is trained"):
+        PruneDecoderConfig(out=tmp_path, layers=1, finetune_lr=1e-3)
+    with pytest.raises(ConfigError, match="distill: nothing is trained"):
+        PruneDecoderConfig(out=tmp_path, layers=1, distill=True, finetune_epochs=0)
+    hidden = {"distill": True, "distill_hidden": "mse", "distill_teacher": "other"}
+    with pytest.raises(ConfigError, match="leave distill_teacher or layers out"):
+        PruneDecoderConfig(out=tmp_path, layers=1, **hidden)
     points = torch.randn(20, 4), torch.randint(2, (20,))
     classifier = Workload.of(torch.nn.Linear(4, 2), points, points, device="cpu")
     with pytest.raises(ConfigError, match="expected a language model"):

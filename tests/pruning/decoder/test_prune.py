@@ -27,11 +27,15 @@ from transformers import (
     Qwen3ForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
+    StableLmConfig,
+    StableLmForCausalLM,
+    Starcoder2Config,
+    Starcoder2ForCausalLM,
 )
 
 from chop.errors import ConfigError
 from chop.pruning.decoder.depth import block_influence, bypassed, renumbered
-from chop.pruning.decoder.prune import prune_decoder
+from chop.pruning.decoder.prune import RankedDecoder, prune_decoder
 
 SIZES = {
     "vocab_size": 64,
@@ -63,6 +67,8 @@ FAMILIES = {
     ),
     "smollm3": (SmolLM3ForCausalLM, SmolLM3Config, {"no_rope_layers": [1, 0, 1, 0]}),
 }
+HIDDEN = ("llama", "qwen2", "qwen3", "smollm3")
+"""Families whose residual stream can be narrowed."""
 IDS = torch.randint(3, 64, (3, 9), generator=torch.Generator().manual_seed(0))
 MASK = torch.ones_like(IDS)
 MASK[0, :3] = 0
@@ -139,6 +145,84 @@ def test_a_pruned_decoder_is_the_original_without_the_removed_parts(name, tmp_pa
     tokens = small.generate(**greedy)
     assert torch.equal(again.generate(**greedy), tokens)
     assert torch.equal(small.generate(**greedy, use_cache=False), tokens)
+
+
+def residual_importance(model, layers):
+    """Mean magnitudes at the norms of some layers and at the last norm, as the paper defines."""
+    watched, outputs = copy.deepcopy(model), []
+    norms = [watched.model.norm]
+    for number in layers:
+        layer = watched.model.layers[number]
+        norms += [layer.input_layernorm, layer.post_attention_layernorm]
+    for norm in norms:
+        norm.register_forward_hook(lambda module, args, output: outputs.append(output))
+    logits(watched)
+    return sum(x[MASK.bool()].abs().mean(0) for x in outputs)
+
+
+def narrow_by_hand(model, channels):
+    """The model of fewer residual channels, from slices of its weights by their names."""
+    config = copy.deepcopy(model.config)
+    config.hidden_size, config.head_dim = len(channels), 8
+    made = type(model)(config).eval().double()
+    state = {}
+    for name, x in model.state_dict().items():
+        if name.endswith(("o_proj.weight", "down_proj.weight", "down_proj.bias")):
+            state[name] = x[channels]
+        elif name.endswith(("q_norm.weight", "k_norm.weight", "_proj.bias")):
+            state[name] = x
+        else:  # norms, embedding, head, and layers that read the stream
+            state[name] = x[..., channels]
+    made.load_state_dict(state)
+    return made
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_residual_channels_stay_by_the_outputs_of_norms(name, tmp_path):
+    model = decoder(name)
+    if name in ("qwen2", "smollm3"):
+        del model.config.head_dim  # as in their files
+    channels = residual_importance(model, range(4)).topk(20).indices.sort().values
+    small = prune_decoder(model, TEXTS, hidden_size=20).model
+    torch.testing.assert_close(
+        logits(small), logits(narrow_by_hand(model, channels)), rtol=0, atol=1e-12
+    )
+    assert (small.config.hidden_size, small.config.head_dim) == (20, 8)
+    assert small.config.num_attention_heads == 4
+    assert small.model.layers[0].self_attn.q_proj.weight.shape == (32, 20)
+    small.save_pretrained(tmp_path)
+    again = type(small).from_pretrained(tmp_path, dtype=torch.float64).eval()
+    torch.testing.assert_close(logits(again), logits(small), rtol=0, atol=1e-12)
+    tied = model.config.tie_word_embeddings
+    assert (again.lm_head.weight is again.model.embed_tokens.weight) == tied
+    assert (small.lm_head.weight is small.model.embed_tokens.weight) == tied
+
+
+def test_all_sizes_together_are_their_parts_in_turn():
+    model = decoder("qwen3")
+    sizes = {**SMALL, "hidden_size": 20}
+    pruned = prune_decoder(model, TEXTS, **sizes)
+    config = pruned.model.config
+    assert {key: getattr(config, key) for key in sizes} == sizes
+    channels = residual_importance(model, pruned.layers).topk(20).indices.sort().values
+    first = prune_decoder(narrow_by_hand(model, channels), TEXTS, num_hidden_layers=4).model
+    for index, number in enumerate(pruned.layers):
+        small, whole = pruned.model.model.layers[index], first.model.layers[number]
+        rows = stayed(small.mlp.up_proj.weight, whole.mlp.up_proj.weight)
+        assert rows.sum() == 30
+        assert torch.equal(small.mlp.down_proj.weight, whole.mlp.down_proj.weight[:, rows])
+        heads = stayed(small.self_attn.q_proj.weight, whole.self_attn.q_proj.weight)
+        assert torch.equal(small.self_attn.o_proj.weight, whole.self_attn.o_proj.weight[:, heads])
+
+
+def test_a_decoder_is_ranked_once_for_several_sizes():
+    model = decoder("llama")
+    ranked = RankedDecoder(model, TEXTS, {**SMALL, "hidden_size": 16})
+    for sizes in (SMALL, {"hidden_size": 24}, {"num_hidden_layers": 3, "hidden_size": 16}):
+        alone = prune_decoder(model, TEXTS, **sizes)
+        again = ranked.prune(sizes)
+        assert again.layers == alone.layers and again.parameters == alone.parameters
+        assert torch.equal(logits(again.model), logits(alone.model))
 
 
 @pytest.mark.long
@@ -238,6 +322,14 @@ def test_eager_attention_stays():
     torch.testing.assert_close(small(IDS).logits, other(IDS).logits, rtol=0, atol=1e-5)
 
 
+def test_heads_of_attention_with_capped_scores_are_removed():
+    torch.manual_seed(0)
+    model = Gemma2ForCausalLM(Gemma2Config(**SIZES, sliding_window=4)).eval()
+    pruned = prune_decoder(model, [{"input_ids": IDS}], num_key_value_heads=1, intermediate_size=30)
+    expected = without_units(model, pruned)(IDS).logits
+    torch.testing.assert_close(pruned.model(IDS).logits, expected, rtol=0, atol=1e-5)
+
+
 def test_state_dicts_are_renumbered_by_layer():
     state = {f"a.layers.{n}.w": torch.tensor(n) for n in range(12)} | {"a.norm": torch.tensor(9)}
     made = renumbered(state, "a.layers", [0, 10, 11])
@@ -274,17 +366,28 @@ REFUSED = {
         {"intermediate_size": 30},
         "gate and up in one layer",
     ),
-    "attention with capped scores": (
-        lambda: Gemma2ForCausalLM(Gemma2Config(**SIZES)),
-        {"num_key_value_heads": 1},
-        "is no call of scaled_dot_product_attention",
+    "scaled embedding": (lambda: decoder("gemma3"), {"hidden_size": 20}, "in another way too"),
+    "norm with a mean": (
+        lambda: Starcoder2ForCausalLM(Starcoder2Config(**SIZES)),
+        {"hidden_size": 24},
+        "is no RMSNorm",
+    ),
+    "heads from the hidden size": (
+        lambda: StableLmForCausalLM(StableLmConfig(**SIZES)),
+        {"hidden_size": 24},
+        "the sizes of heads depend on it",
+    ),
+    "heads that do not divide": (
+        lambda: decoder("llama"),
+        {"hidden_size": 21},
+        "is not a multiple of the number of attention heads",
     ),
     "norm over all heads": (
         lambda: Olmo2ForCausalLM(
             Olmo2Config(**{k: v for k, v in SIZES.items() if k != "head_dim"})
         ),
         {"num_key_value_heads": 1},
-        "cannot be reduced to 1",
+        "is a norm over all heads",
     ),
     "no groups": (
         lambda: GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=2, vocab_size=64)),

@@ -434,3 +434,19 @@ def test_a_batch_has_the_numbers_of_its_rows():
     feed = Feed(net(), (X, Y), 10)
     seen = torch.cat([part["number of the row"] for part in feed.numbered(torch.Generator())])
     assert sorted(seen.tolist()) == list(range(48)) and seen.tolist() != sorted(seen.tolist())
+
+
+def test_hidden_layers_that_moved_are_compared_with_their_own():
+    goal = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8))
+    student = nn.Sequential(goal[0], goal[2])
+    for matched in ({"1": "2"}, {}):
+        hidden = HiddenStates(student, goal, "mse", matched)
+        with torch.no_grad():
+            first = goal[0](X)
+            second, last = goal[1](first), goal(X)
+            out = student(X)
+        other = last if matched else second
+        loss = hidden.loss(None).item()
+        hidden.remove()
+        expected = F.mse_loss(out, other) / other.square().mean() / 2  # the first layer is equal
+        assert loss == pytest.approx(float(expected), rel=1e-5)

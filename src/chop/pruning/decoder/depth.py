@@ -68,7 +68,7 @@ def block_influence(model: nn.Module, batches: Sequence[Mapping[str, Any]]) -> l
     with preserve_state(model), _observed(layers, measure):
         model.eval()
         for batch in batches:
-            masks.append(_real_tokens(batch))
+            masks.append(real_tokens(batch))
             count += int(masks[-1].sum())
             model(**batch)
     if not count or not bool(totals.isfinite().all()):
@@ -77,7 +77,7 @@ def block_influence(model: nn.Module, batches: Sequence[Mapping[str, Any]]) -> l
     return [float(total) / count for total in totals]
 
 
-def _real_tokens(batch: Mapping[str, Any]) -> Tensor:
+def real_tokens(batch: Mapping[str, Any]) -> Tensor:
     """Returns a boolean per token, false for padding."""
     mask: Tensor | None = batch.get("attention_mask")
     ids: Tensor = batch["input_ids"]
@@ -94,7 +94,7 @@ def _observed(layers: nn.ModuleList, measure: Any) -> Iterator[None]:
             ) -> None:
                 measure(number, _hidden(args, kwargs), _first(output))
 
-            stack.enter_context(_removed_later(layer.register_forward_hook(hook, with_kwargs=True)))
+            stack.enter_context(removed_later(layer.register_forward_hook(hook, with_kwargs=True)))
         yield
 
 
@@ -109,12 +109,13 @@ def bypassed(layers: nn.ModuleList, numbers: Sequence[int]) -> Iterator[None]:
                 return (x, *output[1:]) if isinstance(output, tuple) else x
 
             handle = layers[number].register_forward_hook(hook, with_kwargs=True)
-            stack.enter_context(_removed_later(handle))
+            stack.enter_context(removed_later(handle))
         yield
 
 
 @contextmanager
-def _removed_later(handle: Any) -> Iterator[None]:
+def removed_later(handle: Any) -> Iterator[None]:
+    """Removes a hook at the end."""
     try:
         yield
     finally:

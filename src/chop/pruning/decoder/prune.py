@@ -8,38 +8,37 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from chop.captured.state.preserve_state import preserve_state
 from chop.errors import ConfigError
-from chop.ir.graph import MaseGraph
-from chop.ir.ops.dimensions import attention
 from chop.nn.packed import PackedOperator
 from chop.nn.quantized import QuantizedOperator
-from chop.private.transformers_api import attention_name, get_constructor
-from chop.pruning.decoder.depth import (
-    DEPTH,
-    WHERE,
-    block_influence,
-    bypassed,
-    cut_lists,
-    decoder_layers,
-    renumbered,
+from chop.private.transformers_api import get_constructor
+from chop.pruning.decoder.axes import (
+    HIDDEN,
+    SIZES,
+    Units,
+    build_empty,
+    find_axes,
+    layer_number,
+    resize,
+    slice_state,
 )
-from chop.pruning.settings import PruneConfig, WeightPruning
-from chop.pruning.structured import prune_structured
+from chop.pruning.decoder.depth import DEPTH, WHERE, block_influence, decoder_layers, renumbered
+from chop.pruning.decoder.importance import highest, unit_importance
+from chop.pruning.decoder.masks import masked
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-WIDTH, GROUPS = "intermediate_size", "num_key_value_heads"
-SIZES = (DEPTH, WIDTH, GROUPS)
-"""Configuration fields of the sizes."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_intermediate_size")
 """Configuration fields of mixtures of experts."""
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 LARGEST_ERROR = 1e-3
 """Largest relative difference of logits that is rounding, not another computation."""
+COMPARED = 2
+"""Number of texts on which a pruned model is compared with the original."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +50,15 @@ class PrunedDecoder:
         block_influence: one number per layer of the original; empty if all layers stay.
         layers: numbers of the remaining layers in the original.
         parameters: number of parameters before and after.
+        matched: path of a remaining layer in the model -> its path in the original, for
+            `chop.train.Distillation`; {} if all layers stay.
     """
 
     model: PreTrainedModel
     block_influence: tuple[float, ...]
     layers: tuple[int, ...]
     parameters: tuple[int, int]
+    matched: Mapping[str, str]
 
 
 def prune_decoder(
@@ -66,12 +68,15 @@ def prune_decoder(
     num_hidden_layers: int | None = None,
     intermediate_size: int | None = None,
     num_key_value_heads: int | None = None,
+    hidden_size: int | None = None,
 ) -> PrunedDecoder:
     """Prunes a decoder of transformers to given sizes.
 
-    Layers with the lowest block influence are removed first. Then each layer loses the MLP channels
-    and the attention groups (a key-value head with its query heads) with the smallest activations.
-    The result needs no chop: `save_pretrained` writes it, and `from_pretrained` reads it.
+    Layers with the lowest block influence are removed. Each remaining layer loses the MLP channels
+    and the attention groups (a key-value head with its query heads) with the smallest activations,
+    and the residual stream the channels with the smallest outputs of norms. All parts are ranked
+    once, on the original. The result needs no chop: `save_pretrained` writes it, and
+    `from_pretrained` reads it.
 
     Args:
         model: decoder such as Llama, Qwen or SmolLM. It is not changed.
@@ -80,33 +85,96 @@ def prune_decoder(
         num_hidden_layers: number of layers to keep. Default: all.
         intermediate_size: MLP width to keep in each layer. Default: all.
         num_key_value_heads: number of key-value heads to keep in each layer. Default: all.
+        hidden_size: number of channels of the residual stream to keep. The sizes of heads stay.
+            Default: all.
     Returns: the pruned model, with the importance of layers.
 
     Raises:
         ConfigError: a size is not smaller than the model's, or the model cannot be pruned.
     """
-    given = (num_hidden_layers, intermediate_size, num_key_value_heads)
+    given = (num_hidden_layers, intermediate_size, num_key_value_heads, hidden_size)
     sizes = {name: size for name, size in zip(SIZES, given, strict=True) if size is not None}
-    _check_model(model)
-    _check_sizes(model.config, sizes)
-    texts = [_text(batch, model) for batch in batches]
-    if not texts:
-        raise ConfigError(f"{WHERE}.batches: expected at least one batch of texts.")
-    before = model.num_parameters()
-    influence: Sequence[float] = ()
-    numbers = list(range(getattr(model.config, DEPTH)))
-    pruned = model
-    if DEPTH in sizes:
-        influence = block_influence(model, texts)
-        ranked = sorted(numbers, key=influence.__getitem__, reverse=True)
-        numbers = sorted(ranked[: sizes[DEPTH]])
-        pruned = _without_layers(model, numbers, texts[0])
-    if pruned is model:
-        pruned = copy.deepcopy(model)
-    if sizes.keys() - {DEPTH}:
-        pruned = _narrowed(pruned, sizes, texts)
-    after = pruned.num_parameters()
-    return PrunedDecoder(pruned.eval(), tuple(influence), tuple(numbers), (before, after))
+    return RankedDecoder(model, batches, sizes).prune(sizes)
+
+
+class RankedDecoder:
+    """Decoder whose parts are ranked once, to be pruned to several sizes.
+
+    Args:
+        model: decoder of transformers. It is not changed.
+        batches: calibration texts, as for `prune_decoder`.
+        sizes: smallest sizes to prune to, by field of the configuration. Only these parts are
+            ranked.
+
+    Raises:
+        ConfigError: a size is not smaller than the model's, or the model cannot be pruned.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        batches: Iterable[Mapping[str, Tensor]],
+        sizes: Mapping[str, int],
+    ) -> None:
+        _check_model(model)
+        _check_sizes(model.config, sizes)
+        texts = [_text(batch, model) for batch in batches]
+        if not texts:
+            raise ConfigError(f"{WHERE}.batches: expected at least one batch of texts.")
+        self.model = model
+        self.counts = {field: getattr(model.config, field) for field in sizes}
+        self.path, _ = decoder_layers(model)
+        self.axes = find_axes(model, sizes)
+        self.influence = tuple(block_influence(model, texts)) if DEPTH in sizes else ()
+        self.importance = unit_importance(model, texts, self.axes, self.counts)
+        self._compared = {name: x[:COMPARED] for name, x in texts[0].items()}
+
+    def prune(self, sizes: Mapping[str, int]) -> PrunedDecoder:
+        """Returns the decoder with given sizes.
+
+        Args:
+            sizes: size by field of the configuration; fields that are not ranked stay.
+        Raises:
+            ConfigError: the class does not accept the sizes, or the model computes another function
+                than the original without the removed parts.
+        """
+        layers = self._choose_layers(sizes)
+        units = self._choose_units(sizes, layers)
+        state = slice_state(self.model.state_dict(), self.axes, units, self.counts, self.path)
+        config = resize(self.model.config, sizes, layers)
+        made = _rebuilt(self.model, config, renumbered(state, self.path, layers))
+        with masked(self.model, self.axes, units, self.counts, layers):
+            expected = _logits(self.model, self._compared)
+        _check_equal(made, expected, self._compared, sizes)
+        is_shallower = len(layers) < getattr(self.model.config, DEPTH)
+        return PrunedDecoder(
+            made,
+            self.influence,
+            tuple(layers),
+            (self.model.num_parameters(), made.num_parameters()),
+            {f"{self.path}.{i}": f"{self.path}.{n}" for i, n in enumerate(layers)}
+            if is_shallower
+            else {},
+        )
+
+    def _choose_layers(self, sizes: Mapping[str, int]) -> list[int]:
+        if DEPTH not in sizes:
+            return list(range(getattr(self.model.config, DEPTH)))
+        return highest(torch.tensor(self.influence), sizes[DEPTH]).tolist()
+
+    def _choose_units(self, sizes: Mapping[str, int], layers: Sequence[int]) -> Units:
+        """Returns the units that stay: those with the largest importance in remaining layers."""
+        totals: dict[tuple[str, int | None], Tensor] = {}
+        for (field, path), importance in self.importance.items():
+            number = layer_number(path, self.path)
+            if number is None or number in layers:
+                key = field, None if field == HIDDEN else number
+                totals[key] = totals.get(key, 0) + importance
+        return {
+            (field, number): highest(total, sizes[field])
+            for (field, number), total in totals.items()
+            if field in sizes
+        }
 
 
 # --- refusals ------------------------------------------------------------------------------------
@@ -177,11 +245,11 @@ def _rebuilt(model: PreTrainedModel, config: Any, state: Mapping[str, Tensor]) -
 
     if hasattr(config, "quantization_config"):
         del config.quantization_config  # of the file that the float weights were read from
+    build_empty(model, config)
     with torch.random.fork_rng(devices=[]), no_init_weights():
         made = get_constructor(type(model))(config, dtype=model.dtype)
     try:
-        # A graph has more tensors than its model, such as constants.
-        made.load_state_dict({name: state[name] for name in made.state_dict() if name in state})
+        made.load_state_dict(state)
     except RuntimeError as error:
         raise ConfigError(
             f"{WHERE}: the configuration of {type(model).__name__} does not describe the pruned "
@@ -192,101 +260,6 @@ def _rebuilt(model: PreTrainedModel, config: Any, state: Mapping[str, Tensor]) -
     return made.to(model.device).eval()
 
 
-def _without_layers(
-    model: PreTrainedModel, numbers: Sequence[int], batch: Mapping[str, Tensor]
-) -> PreTrainedModel:
-    """Returns the model with only some layers.
-
-    Raises:
-        ConfigError: it differs from the original with the other layers bypassed.
-    """
-    path, layers = decoder_layers(model)
-    config = copy.deepcopy(model.config)
-    cut_lists(config, numbers)
-    made = _rebuilt(model, config, renumbered(model.state_dict(), path, numbers))
-    gone = [number for number in range(len(layers)) if number not in numbers]
-    with bypassed(layers, gone):
-        expected = _logits(model, batch)
-    _check_equal(made, expected, batch)
-    return made
-
-
-def _narrowed(
-    model: PreTrainedModel, sizes: Mapping[str, int], texts: Sequence[Mapping[str, Tensor]]
-) -> PreTrainedModel:
-    """Returns the model with narrower MLPs and fewer attention groups.
-
-    Args:
-        model: decoder, which is changed.
-        sizes: sizes to keep, by field of the configuration.
-        texts: calibration texts.
-
-    Raises:
-        ConfigError: a layer cannot be narrowed.
-    """
-    implementation = attention_name(model.config)
-    if implementation == "eager" and not getattr(model.config, "attn_logit_softcapping", None):
-        model.set_attn_implementation("sdpa")  # its heads can be traced, and it computes the same
-    mg = MaseGraph(model.eval())
-    for name, granularity in ((WIDTH, "channel"), (GROUPS, "head")):
-        if name in sizes and sizes[name] < getattr(model.config, name):
-            _prune_units(mg, model, name, granularity, sizes[name], texts)
-    made = _rebuilt(model, copy.deepcopy(mg.model.record.config), mg.model.state_dict())
-    made.set_attn_implementation(implementation)
-    _check_equal(made, _logits(mg.model, texts[0]), texts[0])
-    return made
-
-
-def _prune_units(
-    mg: MaseGraph,
-    model: PreTrainedModel,
-    name: str,
-    granularity: str,
-    size: int,
-    texts: Sequence[Mapping[str, Tensor]],
-) -> None:
-    """Removes channels or attention groups of every layer, down to a size."""
-    present = getattr(model.config, name)
-    if name == GROUPS and not any(mg.operator(node).follow is attention for node in mg.nodes):
-        raise ConfigError(
-            f"{WHERE}: {name} of {type(model).__name__} cannot be reduced, because its attention "
-            f"is no call of scaled_dot_product_attention; leave {name} out."
-        )
-    weight = WeightPruning(1 - size / present, "activation", granularity=granularity)
-    include = _wide_layers(model, present) if granularity == "channel" else None
-    info = prune_structured(mg, PruneConfig(weight, include=include, batches=texts), weight)
-    now = getattr(mg.model.record.config, name)
-    if now != size:
-        path, reason = next(iter(info["skipped"].items()), ("a layer", "its layers differ"))
-        raise ConfigError(
-            f"{WHERE}: {name} of {type(model).__name__} cannot be reduced to {size}, because of "
-            f"'{path}': {reason}."
-        )
-
-
-def _wide_layers(model: PreTrainedModel, width: int) -> tuple[str, ...]:
-    """Returns the paths of the linear layers that compute MLP channels.
-
-    Raises:
-        ConfigError: there are none.
-    """
-    path, _ = decoder_layers(model)
-    wide = tuple(
-        name
-        for name, module in model.named_modules()
-        if name.startswith(f"{path}.")
-        and "mlp" in name.split(".")
-        and isinstance(module, nn.Linear)
-        and module.out_features == width
-    )
-    if not wide:
-        raise ConfigError(
-            f"{WHERE}: {WIDTH}: {type(model).__name__} has no linear layers in 'mlp' with {width} "
-            f"outputs (gate and up in one layer cannot be narrowed); leave {WIDTH} out."
-        )
-    return wide
-
-
 @torch.no_grad()
 def _logits(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
     with preserve_state(model):
@@ -294,15 +267,18 @@ def _logits(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
     return logits
 
 
-def _check_equal(model: Any, expected: Tensor, batch: Mapping[str, Tensor]) -> None:
-    """Raises ConfigError if a rebuilt model does not compute the expected logits."""
+def _check_equal(
+    model: Any, expected: Tensor, batch: Mapping[str, Tensor], sizes: Mapping[str, int]
+) -> None:
+    """Raises ConfigError if a pruned model does not compute the expected logits."""
     mask = batch["attention_mask"].bool()
     given, wanted = _logits(model, batch)[mask], expected.detach()[mask]
     # Products of other shapes round differently, by the precision of the model.
     error = (given.double() - wanted.double()).norm() / wanted.double().norm().clamp(min=1e-30)
     if not float(error) <= max(LARGEST_ERROR, 8 * torch.finfo(model.dtype).eps):
+        wanted_sizes = ", ".join(f"{field} {size}" for field, size in sizes.items())
         raise ConfigError(
-            f"{WHERE}: the pruned {type(model).__name__} differs from the original without the "
-            f"removed parts (relative error {float(error):.1e}); its layers depend on more than "
-            "their configuration."
+            f"{WHERE}: {type(model).__name__} cannot be reduced to {wanted_sizes}: the result "
+            f"differs from the original without the removed parts (relative error "
+            f"{float(error):.1e}), because its layers depend on these sizes in another way too."
         )

@@ -5,6 +5,7 @@ Shapes: B rows, T tokens, D features.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -28,13 +29,21 @@ class HiddenStates:
         student: model to train.
         teacher: model to compare with.
         kind: `cosine` or `mse`.
+        matched: path of a module of the student -> its path in the teacher, if they differ.
     Raises:
         ConfigError: no layer has a name in both.
     """
 
-    def __init__(self, student: nn.Module, teacher: nn.Module, kind: str) -> None:
+    def __init__(
+        self,
+        student: nn.Module,
+        teacher: nn.Module,
+        kind: str,
+        matched: Mapping[str, str] | None = None,
+    ) -> None:
         self.kind = kind
-        own, others = _layers(student), _layers(teacher)
+        others = _layers(teacher)
+        own = {_rename(name, matched or {}): layer for name, layer in _layers(student).items()}
         self._layers = {name: layer for name, layer in own.items() if name in others}
         if not self._layers:
             raise ConfigError(
@@ -103,6 +112,14 @@ def _layers(model: nn.Module) -> dict[str, nn.Module]:
         for name, layer in model.named_modules()
         if name and isinstance(x := getattr(layer, "weight", None), Tensor) and x.dim() > 1
     }
+
+
+def _rename(name: str, matched: Mapping[str, str]) -> str:
+    """Returns the name of a student's layer in the teacher."""
+    for path, other in matched.items():
+        if name == path or name.startswith(f"{path}."):
+            return other + name[len(path) :]
+    return name
 
 
 def _record(recorded: Recorded, name: str, module: nn.Module, inputs: Any, output: Any) -> None:

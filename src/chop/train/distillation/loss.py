@@ -85,7 +85,9 @@ def training_loss(
     teacher = Teacher.of(distill.teacher)
     _check_is_separate(feed.model, teacher.model)
     own = teacher.on(feed.device)
-    hidden = None if distill.hidden is None else HiddenStates(feed.model, own, distill.hidden)
+    hidden = None
+    if distill.hidden is not None:
+        hidden = HiddenStates(feed.model, own, distill.hidden, distill.matched)
     try:
         yield Distiller(distill, feed, teacher, hidden, has_labels)
     finally:

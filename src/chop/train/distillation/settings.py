@@ -38,6 +38,8 @@ class Distillation:
         hidden_weight: weight of that comparison, which is added to the loss.
         teacher: module, graph, or path of a checkpoint or model folder. It is used in evaluation
             mode and never changed. Jobs use the float model by default.
+        matched: path of a module of the model -> its path in the teacher, for layers that `hidden`
+            compares under different names, see `chop.pruning.decoder.prune.PrunedDecoder`.
     """
 
     alpha: Annotated[float | None, Range(0, 1)] = None
@@ -45,6 +47,7 @@ class Distillation:
     hidden: Literal["cosine", "mse"] | None = None
     hidden_weight: Annotated[float, Range(above=0, most=1e6)] = 1.0
     teacher: Any = field(default=None, repr=False)
+    matched: Mapping[str, str] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         check_fields(self, "Distillation")
