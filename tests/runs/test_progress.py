@@ -140,6 +140,24 @@ def test_one_long_step_in_a_pipe_is_a_line_now_and_then(monkeypatch: pytest.Monk
     ]
 
 
+def test_a_long_stage_in_a_pipe_is_a_line_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    told, clock = io.StringIO(), _Clock()
+    console = Console(file=told, width=100)
+    monkeypatch.setattr("rich.progress.get_console", lambda: console)
+    monkeypatch.setattr(progress.time, "monotonic", clock)
+    stages = Stages(["training"])
+    stages._estimate._now = clock
+    with stages, stages.stage("training", "training 4.auto") as advance:
+        for share in (0.25, 0.5, 0.75, 1.0):
+            clock.now += 40
+            advance(share)
+    assert told.getvalue().splitlines() == [
+        "training 4.auto: 50%, 0:01:20 left",
+        "training 4.auto: 100%, 0:00:00 left",
+        "1 of 1: training 4.auto: done",
+    ]
+
+
 def test_training_and_evaluation_tell_the_share_that_is_done() -> None:
     rows = read_rows({"x": torch.randn(10, 3), "label": torch.arange(10) % 2})
     net, shares = nn.Linear(3, 2), list[float]()

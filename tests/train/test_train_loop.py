@@ -8,6 +8,7 @@ from chop.data import get_tokenized_dataset, load_dataset
 from chop.errors import ConfigError
 from chop.models import load_model
 from chop.train import evaluate, fit, read_rows
+from tests.export.decoders import SIZES, decoder
 
 
 @pytest.fixture(scope="module")
@@ -168,3 +169,24 @@ def test_bad_arguments_are_named(digits):
         evaluate(load_model("bert-tiny"), digits)
     with pytest.raises(ConfigError, match="all parameters of the model are frozen"):
         fit(model.requires_grad_(False), digits)
+
+
+def test_large_logits_are_accumulated_over_parts_of_a_step(monkeypatch):
+    vocabulary, trained, sizes = SIZES["vocab_size"], {}, {}
+    ids = torch.randint(0, vocabulary, (11, 9), generator=torch.Generator().manual_seed(1))
+    for limit in (2**28, 4 * vocabulary * 9 * 3):
+        monkeypatch.setattr("chop.train.train_loop.STEP_LOGIT_BYTES", limit)
+        model, steps, seen = decoder("Llama", tied=True), [], []
+        head = model.get_output_embeddings()
+        head.register_forward_hook(lambda module, args, out, seen=seen: seen.append(len(out)))
+        rows = {"input_ids": ids, "labels": ids}
+        own = {"batch_size": 4, "lr": 1e-3, "task": "causal-lm", "warmup": 0}
+        losses = fit(model, rows, on_step=lambda *x, steps=steps: steps.append(x), epochs=2, **own)
+        assert steps == [(step, 6) for step in range(1, 7)]
+        trained[limit], sizes[limit] = (losses, list(model.parameters())), seen
+    # Three rows fit, and the largest divisor of four among them is two.
+    assert list(sizes.values()) == [[4, 4, 3] * 2, [2, 2, 2, 2, 2, 1] * 2]
+    (whole, expected), (parts, found) = trained.values()
+    assert parts == pytest.approx(whole, rel=1e-4)
+    for x, y in zip(found, expected, strict=True):
+        torch.testing.assert_close(x, y, atol=1e-4, rtol=0)  # a tenth of a step

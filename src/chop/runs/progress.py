@@ -19,6 +19,8 @@ from rich.text import Text
 
 LINE_SECONDS = 10.0
 """Seconds between progress lines of a long step in a pipe."""
+STAGE_SECONDS = 60.0
+"""Seconds between progress lines of a job's long stage in a pipe."""
 
 
 _steps: ContextVar[Iterator[int] | None] = ContextVar("numbers of announced steps", default=None)
@@ -209,7 +211,7 @@ class Stages:
         """Context manager of one stage; yields a callback for its finished share, 0 to 1."""
         self._estimate.begin(kind)
         self._bar.update(self._task, description=label)
-        yield self._estimate.advance
+        yield self._estimate.advance if self._bar.console.is_terminal else self._lines(label)
         self._estimate.end()
         if not self._is_inside:
             self._advance()
@@ -217,6 +219,20 @@ class Stages:
             number = self._done + self._is_inside
             remaining = f", {format_clock(self._estimate.seconds)} left" * (number < self._total)
             say_line(self._bar.console, f"{number} of {self._total}: {label}: done{remaining}")
+
+    def _lines(self, label: str) -> Callable[[float], None]:
+        """Returns a callback for the finished share of a stage that prints a line now and then."""
+        printed = time.monotonic()
+
+        def advance(share: float) -> None:
+            nonlocal printed
+            self._estimate.advance(share)
+            if (now := time.monotonic()) - printed >= STAGE_SECONDS:
+                printed = now
+                remaining = format_clock(self._estimate.seconds)
+                say_line(self._bar.console, f"{label}: {share:.0%}, {remaining} left")
+
+        return advance
 
     def _advance(self) -> None:
         self._done += 1

@@ -68,6 +68,12 @@ class Evaluator:
         self.batches = list(feed.batches())
         is_one_each = self.batches[0][1].dim() == 1
         self._compared = {i: y for i, (_, y) in enumerate(self.batches) if is_one_each}
+        self._sizes: dict[int, list[int]] = {}
+
+    @property
+    def sizes(self) -> list[int]:
+        """The number of compared answers of each row, available after the first run."""
+        return [size for part in self._sizes.values() for size in part]
 
     @property
     def labels(self) -> Tensor:
@@ -89,7 +95,7 @@ class Evaluator:
         evaluator, count = copy.copy(self), max(1, int(min(share, 1.0) * len(self.batches)))
         evaluator.batches = [self.batches[i * len(self.batches) // count] for i in range(count)]
         evaluator._rows = sum(len(labels) for _, labels in evaluator.batches)
-        evaluator._compared = {}
+        evaluator._compared, evaluator._sizes = {}, {}
         return evaluator
 
     def logits(self, on_batch: Callable[[list[Tensor]], None] | None = None) -> Tensor:
@@ -109,10 +115,19 @@ class Evaluator:
             for i, (inputs, labels) in enumerate(self.batches):
                 logits = read_answers(self.model(**inputs), self.task, len(labels))
                 compared, self._compared[i] = self.task.compare(logits, labels)
+                if i not in self._sizes:
+                    self._sizes[i] = self._count_by_row(compared, logits, labels)
                 answers.append(compared)
                 if on_batch is not None:
                     on_batch(answers)
         return torch.cat(answers)
+
+    def _count_by_row(self, compared: Tensor, logits: Tensor, labels: Tensor) -> list[int]:
+        """Returns the number of compared answers of each row of a batch."""
+        if len(compared) == len(labels):
+            return [1] * len(labels)
+        rows = zip(logits.split(1), labels.split(1), strict=True)
+        return [len(self.task.compare(*row)[1]) for row in rows]
 
     def scores(self, logits_NC: Tensor) -> dict[str, float]:  # noqa: N803 (shape suffix)
         """Computes the metric and the loss of logits, which may cover only the first rows.

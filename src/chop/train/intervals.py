@@ -82,24 +82,52 @@ def interval_note(metric: Metric) -> str:
     return f"Intervals are {kind}, at {LEVEL_TEXT}."
 
 
-def compute_interval(metric: Metric, predictions: Tensor, labels: Tensor) -> Interval | None:
+def compute_interval(
+    metric: Metric, predictions: Tensor, labels: Tensor, sizes: list[int] | None = None
+) -> Interval | None:
     """Computes the confidence interval of a metric: Wilson for accuracy, bootstrap otherwise.
-
-    Answers count as independent, including tokens of the same text.
 
     Args:
         metric: the metric.
         predictions: (K, ...), in the form that the metric takes.
         labels: (K, ...).
+        sizes: number of answers per row. If rows have several answers, whole rows are drawn, see
+            `interval_over_rows`. None takes answers as independent, including tokens of one text.
     Returns: None if the metric of a draw is not a number.
     """
-    if metric.score is metrics.accuracy:
+    has_several = sizes is not None and set(sizes) != {1}
+    if metric.score is metrics.accuracy and not has_several:
         return wilson(int((predictions == labels).sum()), len(labels))
     try:
+        if sizes is not None and has_several:
+            return interval_over_rows(lambda i: metric.score(predictions[i], labels[i]), sizes)
         count = len(labels)
         ends = bootstrap(lambda i: metric.score(predictions[i], labels[i]), count, draws_for(count))
     except Exception:  # of a user's function: it may fail on draws or answers of one class
         return None
+    return None if any(map(math.isnan, ends)) else ends
+
+
+def interval_over_rows(
+    statistic: Callable[[Tensor], float], sizes: list[int], draws: int | None = None
+) -> Interval | None:
+    """Returns the bootstrap interval over rows; answers of a row depend on each other.
+
+    Args:
+        statistic: function of int64 indices of answers.
+        sizes: number of answers per row.
+        draws: number of resamples. Default: see `draws_for`.
+    Returns: None with fewer than two rows, or if the statistic of a draw is not a number.
+    """
+    places = [x for x in torch.arange(sum(sizes)).split(sizes) if len(x)]
+    if len(places) < 2:
+        return None
+    is_one_each = len(places) == sum(sizes)
+    ends = bootstrap(
+        lambda drawn: statistic(drawn if is_one_each else torch.cat([places[i] for i in drawn])),
+        len(places),
+        draws_for(sum(sizes)) if draws is None else draws,
+    )
     return None if any(map(math.isnan, ends)) else ends
 
 

@@ -336,14 +336,17 @@ def check_batch(rows: Rows, size: int) -> None:
         )
 
 
-def rows_per_batch(model: nn.Module, rows: Rows, task: Task, most: int) -> int:
-    """Returns the batch size of a forward without gradients.
+def rows_per_batch(
+    model: nn.Module, rows: Rows, task: Task, most: int, logit_bytes: int | None = None
+) -> int:
+    """Returns the batch size of a forward.
 
     Args:
         model: model whose configuration has the vocabulary size.
         rows: to be cut into batches.
-        task: for token labels, the logits of a batch stay below `LOGIT_BYTES`.
+        task: for token labels, the logits of a batch stay below `logit_bytes`.
         most: maximum batch size.
+        logit_bytes: maximum logits of a batch in bytes. Default: `LOGIT_BYTES`.
     """
     if has_pictures_in_text(rows):
         return 1
@@ -352,9 +355,12 @@ def rows_per_batch(model: nn.Module, rows: Rows, task: Task, most: int) -> int:
     config = getattr(model, "config", None)
     if config is None or task.labels_from is None:
         return most
-    longest = max((len(row) for row in rows.labels), default=1)
+    # Rows without labels have placeholders instead, one number each.
+    tokens = rows.labels if rows.labels[0].dim() else rows.columns.get("input_ids", [])
+    longest = max((len(row) for row in tokens), default=1)
+    limit = LOGIT_BYTES if logit_bytes is None else logit_bytes
     token_bytes: int = 4 * config.get_text_config().vocab_size
-    return max(1, min(most, LOGIT_BYTES // (token_bytes * max(longest, 1))))
+    return max(1, min(most, limit // (token_bytes * max(longest, 1))))
 
 
 def padding_token(model: nn.Module) -> int:

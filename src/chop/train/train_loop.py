@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 Progress = str | Callable[[float], None] | None
 """Label of a progress bar, a function that takes the finished share, or None."""
+STEP_LOGIT_BYTES = 2**28
+"""Maximum logits of a forward in training; several tensors of this size exist at once."""
 EVALUATED = 256
 """Maximum batch size of `evaluate`."""
 SCHEDULES = {
@@ -62,7 +64,8 @@ def fit(
             splits gives its `train`.
         epochs: passes over the rows; 0 does nothing.
         lr: the largest learning rate, reached at the end of `warmup`.
-        batch_size: rows per step.
+        batch_size: rows per step. If the logits of a step of a language model exceed
+            `STEP_LOGIT_BYTES`, gradients of parts of it are accumulated, with equal weight of rows.
         weight_decay: weight decay of AdamW, applied to matrices and filters, not to biases and
             learned scales.
         schedule: learning-rate schedule after the warm-up: `constant`, or decay to 0 by `linear` or
@@ -89,9 +92,11 @@ def fit(
     settings = Distillation.read(distill)
     rows = take_split(dataset, "train")
     feed, has_labels = labeled_feed(model, rows, batch_size, task, device, settings)
+    feed.batch_size = _rows_at_once(feed)
+    parts, steps = batch_size // feed.batch_size, math.ceil(len(feed.rows) / batch_size)
     trainable = _trainable(model)
     optimizer = torch.optim.AdamW(_parameter_groups(trainable, weight_decay), lr=lr)
-    rate = _rate(SCHEDULES[schedule], warmup, max(1, epochs * feed.steps))
+    rate = _rate(SCHEDULES[schedule], warmup, max(1, epochs * steps))
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
     losses = []
     with (
@@ -100,22 +105,27 @@ def fit(
         _bar(progress, epochs * feed.steps) as tick,
         training_loss(feed, settings, has_labels) as compute_loss,
     ):
+        optimizer.zero_grad()
         for epoch in range(epochs):
-            total = torch.zeros((), device=feed.device)
-            batches = feed.outputs(shuffle=order)
-            for step, batch in enumerate(batches, epoch * feed.steps + 1):
-                loss = compute_loss(batch)
-                optimizer.zero_grad()
-                loss.backward()
+            total, seen = torch.zeros((), device=feed.device), 0
+            for number, batch in enumerate(feed.outputs(shuffle=order), 1):
+                loss, count = compute_loss(batch), len(batch.labels)
+                (loss if parts == 1 else loss * count).backward()
+                total, seen = total + loss.detach() * count, seen + count
+                del batch, loss  # with their logits
+                tick()
+                if number % parts and number < feed.steps:
+                    continue
+                if parts > 1:
+                    _divide_gradients(trainable, seen)
+                step, seen = math.ceil(number / parts), 0
                 nn.utils.clip_grad_norm_(trainable, max_grad_norm)
                 if on_step is not None:
-                    on_step(step, epochs * feed.steps)
+                    on_step(epoch * steps + step, epochs * steps)
                 optimizer.step()
                 scheduler.step()
-                total += loss.detach() * len(batch.labels)
-                tick()
+                optimizer.zero_grad()
             losses.append(total.item() / len(feed.rows))
-        optimizer.zero_grad()
     return losses
 
 
@@ -235,6 +245,21 @@ def predict(
             del output, answers  # as in `Feed.outputs`
             tick()
     return judged.metric, torch.cat(predictions).cpu(), torch.cat(labels).cpu()
+
+
+def _rows_at_once(feed: Feed) -> int:
+    """Returns the number of rows of a forward in training, a divisor of the batch size."""
+    if feed.task.labels_from is None:  # parts of a batch would change the averages of batch norms
+        return feed.batch_size
+    size = feed.batch_size
+    most = rows_per_batch(feed.model, feed.rows, feed.task, size, STEP_LOGIT_BYTES)
+    return max(part for part in range(1, most + 1) if size % part == 0)
+
+
+def _divide_gradients(trainable: list[nn.Parameter], rows: int) -> None:
+    for parameter in trainable:
+        if parameter.grad is not None:
+            parameter.grad /= rows
 
 
 def _trainable(model: nn.Module) -> list[nn.Parameter]:

@@ -1,5 +1,6 @@
 """Mixed precision as a search: what is measured is what the passes would build."""
 
+import dataclasses
 import gc
 import itertools
 
@@ -13,9 +14,12 @@ from chop.nn import quantized as q
 from chop.nn import weight_cache
 from chop.problems.mixed_precision import latency
 from chop.problems.mixed_precision.costs import Costs
+from chop.problems.mixed_precision.held_out import HeldOutRows
+from chop.problems.mixed_precision.layer_sensitivity import gradient_rows
 from chop.problems.mixed_precision.problem import PrecisionProblem
 from chop.search import Constraint, Goal
 from chop.train import calibration_batches, evaluate
+from chop.train.evaluator import Evaluator
 from tests.export.decoders import SIZES, decoder
 from tests.passes.conftest import with_metadata
 from tests.problems.mixed_precision.test_allocation import tied
@@ -258,3 +262,42 @@ def test_joined_layers_share_a_choice(per):
     spaces = [(joined.space, mix), (apart.space, twin)]
     costs = [sum(space.by_name[n].cost[x] for n, x in c.items()) for space, c in spaces]
     assert costs[0] == pytest.approx(costs[1]) == pytest.approx(joined.compute_costs(mix)["bits"])
+
+
+def language_problem(lengths=(9,) * 8, **settings):
+    mg = with_metadata(MaseGraph(decoder("Llama", tied=True), hf_input_names=["input_ids"]))
+    draw = torch.Generator().manual_seed(1)
+    texts = [torch.randint(0, SIZES["vocab_size"], (n,), generator=draw) for n in lengths]
+    columns = {"input_ids": texts, "labels": texts}
+    given = {"task": "causal-lm", "bias": "float", "formats": ["4.auto", "8.auto"], **settings}
+    return PrecisionProblem(mg, columns, columns, operands=["weight"], **given), columns
+
+
+def test_a_search_of_weights_samples_no_inputs(monkeypatch):
+    monkeypatch.setattr("chop.problems.mixed_precision.layers.sample_operands", None)
+    found, _ = language_problem()
+    assert found.measure(found.uniform("4.auto"), silent)["kl"] > 0
+    with pytest.raises(TypeError):
+        problem().measure(problem().uniform("4.mse"), silent)
+
+
+def test_gradients_of_texts_need_little_memory(monkeypatch):
+    vocabulary = SIZES["vocab_size"]
+    monkeypatch.setattr("chop.train.rows.LOGIT_BYTES", 4 * vocabulary * 9 * 2)
+    found, columns = language_problem()
+    assert [len(labels) for _, labels in gradient_rows(found, columns).batches] == [2, 2, 2, 2]
+
+
+def test_intervals_are_over_whole_texts():
+    found, columns = language_problem(lengths=(5, 9, 9))
+    test = HeldOutRows(found, Evaluator(found.model(None), columns, task="causal-lm"), "kl")
+    score = test.score(found.uniform("4.auto"))
+    sizes = test.held_out.sizes
+    assert sorted(sizes) == [4, 8, 8] and len(score.divergences) == 20
+    assert score.kl_interval[0] < score.kl < score.kl_interval[1]
+    # All tokens of a text are alike, so draws of three texts reach means of 0 and 1.
+    alike = torch.tensor([0.0, 1.0, 1.0]).double().repeat_interleave(torch.tensor(sizes))
+    better = dataclasses.replace(score, divergences=torch.zeros(20, dtype=torch.float64))
+    verdict, sentence = test.compare(better, dataclasses.replace(score, divergences=alike), "A")
+    assert "kl +0 to +1 (within error)" in sentence
+    assert verdict == ", not better than A by more than its error"

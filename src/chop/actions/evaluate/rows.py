@@ -5,7 +5,6 @@ Shapes: K answers per row (one, or one per token), C classes or tokens.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,10 +17,10 @@ from chop.base.files.library_errors import get_reason
 from chop.errors import CheckpointError
 from chop.kernels.matmul_precision import matmul_precision
 from chop.runs import Journal
-from chop.statistics.intervals import Interval, bootstrap, wilson
+from chop.statistics.intervals import Interval, wilson
 from chop.train.evaluator import divergences
 from chop.train.feed import Feed
-from chop.train.intervals import compute_interval, draws_for
+from chop.train.intervals import compute_interval, interval_over_rows
 from chop.train.judge import Judge
 from chop.train.metric import Metric
 from chop.train.model_io import LABELS, read_answers
@@ -257,9 +256,7 @@ def get_result(entries: list[Columns], task: Task) -> RowResult:
 
 def _score(metric: Metric, predictions: Tensor, labels: Tensor, sizes: list[int]) -> Measured:
     value = metric.score(predictions, labels)
-    if set(sizes) == {1}:
-        return Measured(value, compute_interval(metric, predictions, labels))
-    return Measured(value, _over_rows(lambda i: metric.score(predictions[i], labels[i]), sizes))
+    return Measured(value, compute_interval(metric, predictions, labels, sizes))
 
 
 def share(chosen: Tensor, sizes: list[int]) -> Measured:
@@ -276,7 +273,7 @@ def share(chosen: Tensor, sizes: list[int]) -> Measured:
     value = count / max(len(chosen), 1)
     if set(sizes) == {1} or count in (0, len(chosen)):
         return Measured(value, wilson(value * len(sizes), len(sizes)))
-    return Measured(value, _over_rows(lambda i: chosen[i].double().mean().item(), sizes))
+    return Measured(value, interval_over_rows(lambda i: chosen[i].double().mean().item(), sizes))
 
 
 def _change(changes: Tensor, flips: Measured, sizes: list[int]) -> Measured:
@@ -293,22 +290,4 @@ def _change(changes: Tensor, flips: Measured, sizes: list[int]) -> Measured:
 
 
 def _mean_over_rows(values: Tensor, sizes: list[int]) -> Interval | None:
-    return _over_rows(lambda i: values[i].mean().item(), sizes)
-
-
-def _over_rows(statistic: Callable[[Tensor], float], sizes: list[int]) -> Interval | None:
-    """Returns the bootstrap interval over rows; answers of a row depend on each other.
-
-    Args:
-        statistic: function of int64 indices of answers.
-        sizes: number of answers per row.
-    """
-    places = [x for x in torch.arange(sum(sizes)).split(sizes) if len(x)]
-    if len(places) < 2:
-        return None
-    ends = bootstrap(
-        lambda drawn: statistic(torch.cat([places[i] for i in drawn])),
-        len(places),
-        draws_for(sum(sizes)),
-    )
-    return None if any(map(math.isnan, ends)) else ends
+    return interval_over_rows(lambda i: values[i].mean().item(), sizes)

@@ -9,6 +9,7 @@ from chop.actions.search.precision_subject import PrecisionSubject
 from chop.problems.mixed_precision.costs import COSTS
 from chop.problems.mixed_precision.held_out import HeldOutRows, HeldOutScore
 from chop.problems.mixed_precision.warm_start import costs_if_any
+from chop.runs.progress import labeled_bar
 from chop.search import Config, Result, TrialRecord
 from chop.search.objective import select_constraints, select_objectives
 
@@ -61,13 +62,21 @@ def evaluate_search(
     known = {space.key(trial.config): trial.values for trial in result.measured}
     values: dict[str, Mapping[str, float]] = {}
     scores: dict[str, HeldOutScore] = {}
-    for label, chosen in {**plain, **searched}.items():
-        if label in plain or label == best:
-            scores[label] = test.score(chosen)
-        if chosen is None:
-            values[label] = problem.score({}) | problem.costs({})
-        else:
-            values[label] = known.get(space.key(chosen)) or problem.measure(chosen, _ignore_report)
+    tested: dict[str | None, HeldOutScore] = {}
+    listed = {**plain, **searched}
+    with labeled_bar("evaluating baselines and the best trial", len(listed)) as advance:
+        for label, chosen in listed.items():
+            if label in plain or label == best:
+                key = None if chosen is None else space.key(chosen)
+                if key not in tested:  # the best trial may be a baseline
+                    tested[key] = test.score(chosen)
+                scores[label] = tested[key]
+            if chosen is None:
+                values[label] = problem.score({}) | problem.costs({})
+            else:
+                measured = known.get(space.key(chosen))
+                values[label] = measured or problem.measure(chosen, _ignore_report)
+            advance()
     baseline = _baseline(result, begin, values)
     if baseline is None:
         return SearchEvaluation(best, values, scores)

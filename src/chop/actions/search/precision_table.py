@@ -47,6 +47,8 @@ def table_row(
     row["95% interval"] = interval and " to ".join(map(metric.format_value, interval))
     if "kl" in values:
         row["test kl"] = None if test_kl is None else f"{test_kl:.4g}"
+        ends = None if test is None else test.kl_interval
+        row["kl interval"] = ends and " to ".join(f"{end:.4g}" for end in ends)
     return row
 
 
@@ -98,7 +100,7 @@ def table_note(
     parts = [f"search: {searched}.", f"test: {tested}, used for reporting only."]
     parts.append(interval_note(held_out.task.metric))
     if len(held_out.labels) > count:
-        parts.append("Tokens of a text are treated as independent.")
+        parts.append("They are over whole texts, because tokens of a text depend on each other.")
     if len(front) > 1:
         parts.append(
             "Only the best of the Pareto front by the first goal has test scores: choosing among "

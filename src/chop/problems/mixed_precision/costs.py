@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
@@ -56,6 +57,7 @@ class _Stored:
         return self.numel * max(bit_width(fmt, self.shape, self.float_bits) for fmt in formats)
 
 
+@lru_cache(maxsize=2**16)  # an integer program asks for each layer once per choice and option
 def bit_width(
     number_format: NumberFormat, shape: torch.Size, float_bits: int = FLOAT_BITS
 ) -> float:

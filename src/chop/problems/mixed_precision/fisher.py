@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -23,7 +23,9 @@ LossIncreases = dict[tuple[str, str], float]
 """(choice, option) -> predicted loss increase while everything else is float."""
 
 
-def fisher_loss_increases(problem: PrecisionProblem, rows: Evaluator) -> LossIncreases:
+def fisher_loss_increases(
+    problem: PrecisionProblem, rows: Evaluator, on_batch: Callable[[], None] = lambda: None
+) -> LossIncreases:
     """Returns the loss increases predicted by the diagonal of the empirical Fisher information.
 
     For a parameter W in format Q, it is 1/2 sum_i F_ii (Q(W) - W)_i^2. F_ii is the mean over
@@ -34,6 +36,7 @@ def fisher_loss_increases(problem: PrecisionProblem, rows: Evaluator) -> LossInc
     Args:
         problem: problem with the choices.
         rows: labeled rows in batches, from the problem's model.
+        on_batch: called after each batch.
     Returns: loss increases in the unit of the loss, nats for classes.
     Raises:
         ConfigError: if the loss has no gradient, or is NaN or infinite.
@@ -55,6 +58,7 @@ def fisher_loss_increases(problem: PrecisionProblem, rows: Evaluator) -> LossInc
                 torch.autograd.grad(loss * len(answers) ** 0.5, anchor)
                 for _, observer in observers:
                     observer.end_batch()
+                on_batch()
     finally:
         problem.layers.switch({})
     increases = dict.fromkeys(problem.pairs, 0.0)
@@ -96,8 +100,8 @@ class _GradientObserver(StandIn):
         self.formats, self.is_parameter, self.anchor = formats, is_parameter, anchor
         self.sums = dict.fromkeys(formats, 0.0)
         self.parameter: Tensor | None = None
-        self.gradient: Tensor | float = 0.0
-        self.squares: Tensor | float = 0.0
+        self.gradient: Tensor | None = None
+        self.squares: Tensor | None = None
 
     def __call__(self, x: Tensor, gradient: Gradient = "identity") -> Tensor:
         y: Tensor = _ObservedIdentity.apply(x, self.anchor, self)  # type: ignore[no-untyped-call]
@@ -108,20 +112,25 @@ class _GradientObserver(StandIn):
             # Padding has no rounding error and must not affect shared scales.
             x, gradient = x.masked_fill(hidden, 0), gradient.masked_fill(hidden, 0)
         if self.is_parameter:
-            self.parameter, self.gradient = x, self.gradient + gradient.double()
+            self.parameter = x
+            self.gradient = gradient if self.gradient is None else self.gradient + gradient
         else:
             self.add(x, gradient.double().square())
 
     def end_batch(self) -> None:
         """Accumulates a batch: gradients of a parameter add up, those of an input are per row."""
-        self.squares, self.gradient = self.squares + self.gradient**2, 0.0
+        if self.gradient is None:
+            return
+        own = self.gradient.double()
+        self.squares = own.square() if self.squares is None else self.squares.addcmul_(own, own)
+        self.gradient = None
 
-    def add(self, x: Tensor, squares: Tensor | float) -> None:
+    def add(self, x: Tensor, squares: Tensor) -> None:
         for text, fmt in self.formats.items():
             self.sums[text] += ((fmt(x) - x).double().square() * squares).sum().item() / 2
 
     def loss_increases(self) -> dict[str, float]:
-        if self.parameter is not None:
+        if self.parameter is not None and self.squares is not None:
             self.add(self.parameter, self.squares)
         return self.sums
 

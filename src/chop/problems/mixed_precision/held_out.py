@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -9,12 +10,17 @@ from torch import Tensor
 
 from chop.problems.mixed_precision.problem import SCORES, PrecisionProblem
 from chop.search import Config
-from chop.statistics.intervals import LEVEL_TEXT, bootstrap
+from chop.statistics.intervals import DRAWS, LEVEL_TEXT, Interval
 from chop.statistics.verdicts import get_sign, write_verdict
 from chop.train import Metric
 from chop.train.evaluator import Evaluator
 from chop.train.evaluator import divergences as row_divergences
-from chop.train.intervals import compute_interval, format_cell, format_interval
+from chop.train.intervals import (
+    compute_interval,
+    format_cell,
+    format_interval,
+    interval_over_rows,
+)
 from chop.train.judge import interval_of_rows
 
 
@@ -29,6 +35,7 @@ class HeldOutScore:
         divergences: float64 (K,) KL divergence from the float model's answers in nats, for classes.
             For images, the mean over pixels.
         losses: float64 (K,) task loss of each answer. None if the loss is not an objective.
+        kl_interval: confidence interval of the mean divergence, over rows.
     """
 
     value: float
@@ -36,6 +43,7 @@ class HeldOutScore:
     predictions: Tensor
     divergences: Tensor | None
     losses: Tensor | None = None
+    kl_interval: tuple[float, float] | None = None
 
     def formatted(self, metric: Metric) -> str:
         """Formats the metric with its interval."""
@@ -79,16 +87,21 @@ class HeldOutRows:
             rows, self.has_rows = self.problem.judge.rows(self.problem.model(config))
             interval = interval_of_rows(rows) if self.has_rows else None
             return HeldOutScore(self.metric.score(rows, rows), interval, rows, None)
-        logits = self.held_out.of(self.problem.model(config)).logits()
-        divergences = None
+        logits = self.reference
+        if config is not None:
+            logits = self.held_out.of(self.problem.model(config)).logits()
+        divergences = kl_interval = None
         if self.held_out.task.is_categorical:
             divergences = row_divergences(self.reference, logits)
             divergences = divergences.reshape(len(divergences), -1).mean(1)  # over pixels
+            kl_interval = self._interval_of_mean(divergences)
         predictions, expected = self.metric.read(logits, self.held_out.labels)
         value = self.held_out.scores(logits)[self.held_out.task.metric.name]
-        interval = compute_interval(self.metric, predictions.cpu(), expected.cpu())
+        interval = compute_interval(
+            self.metric, predictions.cpu(), expected.cpu(), self.held_out.sizes
+        )
         losses = self._losses(logits) if self.goal == "loss" else None
-        return HeldOutScore(value, interval, predictions, divergences, losses)
+        return HeldOutScore(value, interval, predictions, divergences, losses, kl_interval)
 
     def _losses(self, logits: Tensor) -> Tensor:
         pairs = zip(logits.float().split(1), self.held_out.labels.split(1), strict=True)
@@ -97,7 +110,7 @@ class HeldOutRows:
     def compare(self, mine: HeldOutScore, other: HeldOutScore, label: str) -> tuple[str, str]:
         """Compares a searched configuration with a baseline.
 
-        Intervals are from the paired bootstrap over rows.
+        Intervals are from the paired bootstrap over rows; all tokens of a text are one row.
 
         Returns: a short verdict, and a sentence with the numbers. The goal of the search decides;
             other significant differences are mentioned.
@@ -107,14 +120,15 @@ class HeldOutRows:
                 f", equal to {label}",
                 f"The search result equals {label}.",
             )
-        if not self.has_rows or mine.predictions.shape != other.predictions.shape:
+        is_paired = self.has_rows and mine.predictions.shape == other.predictions.shape
+        gains = self._gains(mine, other) if is_paired else {}
+        if self.goal not in gains:
             gain = self.metric.gain(mine.value, other.value)
             text = f"{'better' if gain > 0 else 'no better'} than {label}"
             return (
                 f", {text}, of unknown error",
                 f"Gain over {label}: {self.metric.name} {gain:+.3g}, without an interval.",
             )
-        gains = self._gains(mine, other)
         signs = {name: get_sign(ends) for name, ends in gains.items()}
         verdict = write_verdict(signs, self.goal, label)
         scales = {self.metric.name: (100, " points") if self.metric.is_share else (1, "")}
@@ -133,22 +147,27 @@ class HeldOutRows:
         labels = mine.predictions
         if not self.is_judged:
             labels = metric.expect(labels, self.held_out.labels)
-        ends = bootstrap(
+        ends = self._interval(
             lambda i: metric.gain(
                 metric.score(mine.predictions[i], labels[i]),
                 metric.score(other.predictions[i], labels[i]),
             ),
             len(labels),
         )
-        gains = {metric.name: ends}
+        gains = {} if ends is None else {metric.name: ends}
         for name, parts in (
             ("kl", (mine.divergences, other.divergences)),
             ("loss", (mine.losses, other.losses)),
         ):
             if parts[0] is not None and parts[1] is not None:
-                gains[name] = _mean_interval(parts[1] - parts[0])
+                ends = self._interval_of_mean(parts[1] - parts[0])
+                gains |= {} if ends is None else {name: ends}
         return gains
 
+    def _interval_of_mean(self, values: Tensor) -> Interval | None:
+        return self._interval(lambda i: values[i].mean().item(), len(values))
 
-def _mean_interval(values: Tensor) -> tuple[float, float]:
-    return bootstrap(lambda i: values[i].mean().item(), len(values))
+    def _interval(self, statistic: Callable[[Tensor], float], count: int) -> Interval | None:
+        """Returns the bootstrap interval over rows of a statistic of `count` answers."""
+        sizes = [1] * count if self.is_judged else self.held_out.sizes
+        return interval_over_rows(statistic, sizes, DRAWS)

@@ -26,7 +26,7 @@ from chop.train import read_rows
 from chop.train.evaluator import Evaluator, kl_divergence
 from chop.train.feed import eval_mode
 from chop.train.model_io import loss_and_answers
-from chop.train.rows import take_split
+from chop.train.rows import rows_per_batch, take_split
 
 METRICS = ("kl", "mse", "weight_error", "fisher", "hessian", "activation_variance")
 """Sensitivity metrics, see `Sensitivity`."""
@@ -201,10 +201,11 @@ def sensitivity(
 
 
 def gradient_rows(problem: PrecisionProblem, rows: Any) -> Evaluator:
-    """Returns 256 evenly spaced rows in batches for gradients."""
-    task = problem.evaluator.task
+    """Returns 256 evenly spaced rows in batches for gradients; texts in small ones."""
+    task, model = problem.evaluator.task, problem.layers.mg.model
     taken = read_rows(take_split(rows, "train"), task).spread(GRADIENT_ROWS)
-    return Evaluator(problem.layers.mg.model, taken, batch_size=GRADIENT_BATCH, task=task)
+    size = rows_per_batch(model, taken, task, GRADIENT_BATCH)
+    return Evaluator(model, taken, batch_size=size, task=task)
 
 
 def line(problem: PrecisionProblem, name: str, text: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import inspect
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -103,14 +104,8 @@ class Layers:
         self.sharing = _sharing(self.by_name)
         self._fitted: dict[tuple[str, str, str], NumberFormat] = {}
         self._specs: dict[tuple[str, ...], QuantSpec] = {}
-        samples = list(batches)
-        _count(self, samples[0])
-        parts = {p: part for layer in self.by_name.values() for p, part in layer.parts.items()}
-        inputs = {
-            p: [n for n in part.operands if n not in own_parameters(part)]
-            for p, part in parts.items()
-        }
-        self._samples = sample_operands(self.mg.model, samples, inputs)
+        self._batches = list(batches)
+        _count(self, self._batches[0])
 
     def _layer(self, node: fx.Node) -> Layer:
         twin = self.mg.get_module(self.mg.node(node.name))
@@ -120,10 +115,22 @@ class Layers:
         parts = {f"{path}.{inside}" if inside else path: part for inside, part in inner.items()}
         return Layer(_name(node), parts, list_operands(twin))
 
+    @cached_property
+    def _samples(self) -> dict[str, dict[str, Tensor]]:
+        """Samples of the inputs by path and operand; a search of weights needs none."""
+        parts = {p: part for layer in self.by_name.values() for p, part in layer.parts.items()}
+        inputs = {
+            p: [n for n in part.operands if n not in own_parameters(part)]
+            for p, part in parts.items()
+        }
+        return sample_operands(self.mg.model, self._batches, inputs)
+
     def fit(
         self, path: str, part: QuantizedOperator, operand: str, fmt: NumberFormat
     ) -> NumberFormat:
         """Returns the format calibrated for an operand of a part, from a cache."""
+        if fmt.is_identity:
+            return fmt
         key = (path, operand, fmt.key)
         if key not in self._fitted:
             is_parameter = own_parameters(part).get(operand) is not None

@@ -18,6 +18,7 @@ from chop.problems.mixed_precision.costs import COSTS
 from chop.problems.mixed_precision.fisher import LossIncreases, fisher_loss_increases
 from chop.problems.mixed_precision.layer_sensitivity import gradient_rows
 from chop.problems.mixed_precision.problem import PrecisionProblem
+from chop.runs.progress import labeled_bar
 from chop.search import Config, Constraint
 from chop.search.objective import Goals, NotANumberError, select_constraints, select_objectives
 from chop.train.evaluator import Evaluator, kl_divergence
@@ -96,8 +97,10 @@ def _loss_increases(
     problem: PrecisionProblem, train: Any, evaluations: float
 ) -> dict[str, LossIncreases]:
     increases = {}
+    rows = gradient_rows(problem, train)
     try:
-        increases["Fisher"] = fisher_loss_increases(problem, gradient_rows(problem, train))
+        with labeled_bar(f"{LABEL}: gradients of {len(rows)} rows", len(rows.batches)) as advance:
+            increases["Fisher"] = fisher_loss_increases(problem, rows, advance)
     except ConfigError as error:
         get_console().print(
             f"{LABEL}: without Fisher information: {error}", highlight=False, markup=False
@@ -106,10 +109,10 @@ def _loss_increases(
     is_small = len(part) < min(MIN_ROWS, len(problem.evaluator))
     if not is_small and len(part) * len(problem.pairs) <= evaluations * len(problem.evaluator):
         what = f"{len(problem.pairs)} options one at a time on {len(part)} rows"
-        get_console().print(f"{LABEL}: measuring {what}", highlight=False, markup=False)
         kind = "KL" if problem.evaluator.task.is_categorical else "MSE"
         try:
-            increases[kind] = measured_loss_increases(problem, part)
+            with labeled_bar(f"{LABEL}: measuring {what}", len(problem.pairs)) as advance:
+                increases[kind] = measured_loss_increases(problem, part, advance)
         except ConfigError as error:
             get_console().print(
                 f"{LABEL}: without measured increases: {error}", highlight=False, markup=False
@@ -117,9 +120,15 @@ def _loss_increases(
     return increases
 
 
-def measured_loss_increases(problem: PrecisionProblem, rows: Evaluator) -> LossIncreases:
+def measured_loss_increases(
+    problem: PrecisionProblem, rows: Evaluator, on_pair: Callable[[], None] = lambda: None
+) -> LossIncreases:
     """Measures the divergence of the outputs for each choice and option, one evaluation each.
 
+    Args:
+        problem: problem with the choices.
+        rows: rows of the evaluations.
+        on_pair: called after each evaluation.
     Returns: KL divergence in nats for classes, else the mean squared change.
     """
     reference, increases = rows.of(problem.model(None)).logits(), {}
@@ -131,6 +140,7 @@ def measured_loss_increases(problem: PrecisionProblem, rows: Evaluator) -> LossI
             if rows.task.is_categorical
             else F.mse_loss(logits.double(), reference.double()).item()
         )
+        on_pair()
     problem.layers.switch({})
     return increases
 
