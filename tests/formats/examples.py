@@ -70,7 +70,13 @@ EXAMPLES = {
     ],
     "k_quant": [KQuant(width) for width in (2, 3, 4, 5, 6)],
     "nf4": [NF4(), NF4(32), NF4(48, nested=True), NF4(table="fp4")],
-    "nvfp4": [NVFP4(), NVFP4(block_size=32), NVFP4(tensor_scale=0.01)],
+    "nvfp4": [
+        NVFP4(),
+        NVFP4(block_size=32),
+        NVFP4(tensor_scale=0.01),
+        NVFP4(scale="mse"),
+        NVFP4(scale="mse", tensor_scale=0.02),
+    ],
     "scale_integer": [
         ScaleInteger(8),
         ScaleInteger(4, granularity="channel"),

@@ -11,7 +11,7 @@ from chop.base import native
 from chop.kernels.cpu import build
 
 FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g", "-O1")
-TESTS = ("test_packed.py", "test_int8.py", "test_lowest.py", "test_lsq.py")
+TESTS = ("test_packed.py", "test_int8.py", "test_lowest.py", "test_lsq.py", "test_searches.py")
 OWN_LOOPS = "not instruction_set and not whole_numbers"
 """What compiles loops of its own has had them in other settings."""
 RUN = """

@@ -173,7 +173,8 @@ class Blocks(Groups):
         x = x.reshape(1) if x.ndim == 0 else x.movedim(self._axis(x.ndim), -1)
         sizes = self._sizes(x.ndim)
         missing = [-size % block for size, block in zip(x.shape[::-1], sizes[::-1], strict=False)]
-        x = F.pad(x, [amount for after in missing for amount in (0, after)])
+        if any(missing):  # `pad` copies even if there is nothing to add
+            x = F.pad(x, [amount for after in missing for amount in (0, after)])
         first = x.ndim - len(sizes)
         for axis, block in enumerate(sizes, first):
             x = x.unfold(axis, block, block)

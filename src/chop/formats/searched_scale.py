@@ -9,6 +9,7 @@ from torch import Tensor
 
 from chop.formats.bfloat16 import BITS, from_bits, to_bits
 from chop.formats.chunks import chunks
+from chop.formats.ordered_sum import sum_in_halves
 from chop.formats.packing import unpack_bits
 from chop.formats.scaling import EPSILON, TINY, Scales, Scaling
 from chop.formats.statistic import LARGEST
@@ -59,25 +60,33 @@ class SearchedScale(Scaling):
     def measure(self, groups: Tensor, counted: Tensor | None = None) -> Scales:
         """Returns the scales of groups; `counted` is ignored, as the elements have no threshold."""
         rows = groups.detach().reshape(-1, groups.size(-1)).double()
-        if rows.is_meta:  # without data there is nothing to search for, a step at a time
-            return self.scales(groups[..., :1].double())
-        parts = [self._search(part) for part in chunks(rows, rows.size(-1))]
-        values = torch.cat(parts) if parts else rows[:, :1]
-        return self.scales(values.view(*groups.shape[:-1], 1))
+        best = torch.ops.chop.searched_scales(rows, self.lowest_code)
+        return self.scales(best.view(*groups.shape[:-1], 1))
 
-    def _search(self, rows: Tensor) -> Tensor:
-        """Returns the best scale of each row, float64 (rows, 1)."""
-        # The same memory order gives the same order of summation, so results do not vary.
-        x = rows.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).contiguous()
-        x_max = x.gather(-1, x.abs().argmax(-1, keepdim=True))
-        best, least = torch.empty_like(x_max), torch.full_like(x_max, torch.inf)
+    def search(self, rows: Tensor) -> Tensor:
+        """Returns the best scale of each group: the readable reference.
+
+        Args:
+            rows: float64 (groups, group size).
+        Returns: float64 (groups, 1).
+        """
+        parts = [self._search(part.t()).t() for part in chunks(rows, rows.size(-1))]
+        return torch.cat(parts) if parts else rows[:, :1]
+
+    def _search(self, columns: Tensor) -> Tensor:
+        """Returns the best scale of each column, float64 (1, groups)."""
+        x = columns.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).contiguous()
+        x_max = x.gather(0, x.abs().argmax(0, keepdim=True))
+        # Squares of float64 numbers can be infinite. Then the first candidate is taken.
+        best = self.representable(-x_max / self.divisors[0])
+        least = torch.full_like(x_max, torch.inf)
         error, is_two_bits = torch.empty_like(x), self.lowest_code == -2
         for divisor in self.divisors:
             scale = self.representable(-x_max / divisor)
             torch.mul(x, 1 / scale, out=error).round_()
             error.clamp_(self.lowest_code, -self.lowest_code - 1).mul_(scale).sub_(x)
-            added = error.sum(-1, keepdim=True).square_() * MEAN_SHARE if is_two_bits else 0.0
-            total = error.square_().sum(-1, keepdim=True) + added
+            added = sum_in_halves(error.clone()).square_() * MEAN_SHARE if is_two_bits else 0.0
+            total = sum_in_halves(error.square_()) + added
             is_better = total < least
             best = torch.where(is_better, scale, best)
             least = torch.where(is_better, total, least)
@@ -97,3 +106,21 @@ class SearchedScale(Scaling):
     def restore(self, packed: Tensor, count: int, tensor_scale: Tensor | None) -> Tensor:
         """Returns the numbers of the codes."""
         return from_bits(unpack_bits(packed, self.width, count).view(-1, 1))
+
+
+OPERATORS = torch.library.Library("chop", "FRAGMENT")
+OPERATORS.define(
+    "searched_scales(Tensor rows, int lowest_code) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
+)
+
+
+def _by_reference(rows: Tensor, lowest_code: int) -> Tensor:
+    return SearchedScale(lowest_code).search(rows)
+
+
+def _one_per_row(rows: Tensor, lowest_code: int) -> Tensor:
+    return rows.new_empty(rows.size(0), 1)
+
+
+OPERATORS.impl("searched_scales", _by_reference, "CompositeExplicitAutograd")
+torch.library.register_fake("chop::searched_scales", _one_per_row, lib=OPERATORS)

@@ -14,6 +14,7 @@ from chop.kernels.cpu.fake_quantize import CPU_FAKE_QUANTIZE
 from chop.kernels.lowest import drop, drop_lowest, lowest_magnitudes
 from chop.kernels.lsq import round_with_lsq
 from chop.kernels.packed import decode, packed_linear, packed_linear_directly
+from chop.kernels.searches import searched_scales
 from chop.kernels.triton.register import CUDA_FAKE_QUANTIZE
 
 __all__ = [
@@ -31,4 +32,5 @@ __all__ = [
     "packed_linear",
     "packed_linear_directly",
     "round_with_lsq",
+    "searched_scales",
 ]

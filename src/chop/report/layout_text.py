@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from chop.formats.affine_scale import AffineScale
+from chop.formats.fitted_float_scale import FittedFloatScale
 from chop.formats.groups import Blocks, Groups, Whole
 from chop.formats.layout import Layout
 from chop.formats.scaling import (
@@ -61,6 +62,11 @@ def _float_scale(scaling: FloatScale, group: str) -> str:
     return f"float32 ({scaling.statistic.kind}{divisor}) per {group}"
 
 
+def _scaled_float(scaling: ScaledFloatScale, group: str) -> str:
+    given = "" if scaling.given is None else "given "
+    return f"{_parts(scaling.element)} per {group} x {given}float32 per tensor"
+
+
 GROUPS: dict[type[Groups], Callable[[Any], str]] = {
     Whole: lambda groups: str(groups.granularity),
     Blocks: _blocks,
@@ -73,9 +79,9 @@ SCALINGS: dict[type[Scaling], Callable[[Any, str], str]] = {
         f"bfloat16 and zero point of {scaling.zero_width} bits (least squared error) per {group}"
     ),
     SearchedScale: lambda scaling, group: f"bfloat16 (least squared error) per {group}",
-    ScaledFloatScale: lambda scaling, group: (
-        f"{_parts(scaling.element)} per {group} x "
-        f"{'given ' if scaling.given is not None else ''}float32 per tensor"
+    ScaledFloatScale: _scaled_float,
+    FittedFloatScale: lambda scaling, group: _scaled_float(
+        scaling, f"{group} (least squared error)"
     ),
 }
 

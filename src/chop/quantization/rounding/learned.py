@@ -325,7 +325,14 @@ def _descend(
                     loss.backward(inputs=[*leaves.values()])
             for node, leaf in leaves.items():
                 if leaf.grad is not None:
-                    learned[node].learn(leaf.grad.masked_fill(~changing[node], 0), rate)
+                    learned[node].learn(_masked(leaf.grad, changing[node]), rate)
+
+
+def _masked(gradient: Tensor, changing: Tensor) -> Tensor:
+    """Returns the gradient with zeros for constant weights."""
+    if changing.dim() == 0:  # all weights change; masking would copy the gradient
+        return gradient
+    return gradient.masked_fill(~changing, 0)
 
 
 def _get_rows(batch: Mapping[str, Any]) -> int:

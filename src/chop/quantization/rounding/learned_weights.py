@@ -179,9 +179,11 @@ class LearnedWeight:
             wanted, step = self._wanted(part, ratio)
             codes = self._codes(part, wanted, step)
             reach = OFFSET if step is None else OFFSET * step
-            moves = (wanted - codes).abs_() <= reach  # neither saturated nor held far away
+            # 1 where values are neither saturated nor held far away, else 0. A product with
+            # booleans takes several times longer.
+            moves = wanted.sub_(codes).abs_().le_(reach)
             if self._grid.held is not None:
-                moves &= ~self._grid.held[part]
+                moves.masked_fill_(self._grid.held[part], 0.0)
             if self._factor is not None:
                 # d(f k)/df = k + f dk/df, and dk/df = -(w/s) / f^2 where k moves.
                 exact = self._point[part] / ratio[part]
