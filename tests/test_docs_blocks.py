@@ -33,6 +33,8 @@ TESTED = {
         "python benchmarks/dot_products.py",
     ): "tests/hardware/design/test_dot_products.py",
     ("guide/compress", "PoorFitWarning: 14 of 14 layers"): RUN,
+    ("guide/export-onnx", "import onnxruntime_genai"): "tests/export/onnx/test_genai.py",
+    ("guide/export-onnx", "import openvino_genai"): "tests/export/onnx/test_genai.py",
     ("guide/export-qonnx", "import hls4ml"): "tests/export/test_qonnx.py",
     ("guide/language-models", "task: my_task"): HERE,
     ("guide/search", "for mode in none compress"): HERE,

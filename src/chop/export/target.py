@@ -75,7 +75,7 @@ class Target:
         read_unrounded: path -> model as the library reads it, without rounded layer inputs. None if
             the writer compares without roundings.
         is_timed: True if the result of `read` runs as in the engines; False if it uses floats.
-        takes_cache: files of decoders have a key-value cache as inputs and outputs.
+        takes_cache: files of decoders have a key-value cache, as inputs and outputs or as state.
     """
 
     name: str

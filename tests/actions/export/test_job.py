@@ -277,8 +277,9 @@ def test_openvino_reads_its_own_files(run_folder, tmp_path):
     pytest.importorskip("openvino", reason="OpenVINO reads its own files")
     (row,) = export(ExportConfig(str(run_folder), ("openvino",), out=tmp_path, seconds=0.0))
     assert row.difference < 1e-5
-    files = {file.name: file.stat().st_size for file in tmp_path.glob("model.*")}
-    assert set(files) == {"model.xml", "model.bin"} and row.size_bytes == sum(files.values())
+    files = {file.name: file.stat().st_size for file in tmp_path.glob("openvino_model.*")}
+    assert set(files) == {"openvino_model.xml", "openvino_model.bin"}
+    assert row.size_bytes == sum(files.values())
 
 
 def test_a_target_that_fails_leaves_nothing_half_written(run_folder, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Decoders in ONNX with their key-value cache: files that generate, token by token."""
 
 import functools
+import json
 
 import pytest
 import torch
@@ -60,7 +61,7 @@ def exported(tmp_path_factory):
 
     @functools.cache
     def made(name, text):
-        return target("onnx").export(graph(name, text), folder / f"{name} {text}").path
+        return target("onnx").export(graph(name, text), folder / name / text).path
 
     return made
 
@@ -140,6 +141,10 @@ def test_a_text_in_parts_is_the_text_at_once(exported):
     assert engine.inputs["attention_mask"] == ["batch", "past + sequence"]
     assert engine.inputs["input_ids"] == engine.inputs["position_ids"] == ["batch", "sequence"]
     assert engine.outputs == ["logits", "present.0.key", "present.0.value"]
+    described = json.loads(exported(LLAMA, FOUR).with_name("genai_config.json").read_text())
+    names = described["model"]["decoder"]
+    assert {x.replace("%d", "0") for x in names["inputs"].values()} == {*engine.inputs}
+    assert {x.replace("%d", "0") for x in names["outputs"].values()} == {*engine.outputs}
     for rows in (1, 2):
         ids, mask = prompts(rows)
         whole, kept = engine(ids, mask, engine.empty(rows))

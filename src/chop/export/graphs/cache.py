@@ -27,7 +27,7 @@ from chop.ir.propagate import example_inputs
 
 PAST, PRESENT = "past_key_values", "present"
 PARTS = ("key", "value")
-IDS, MASK = "input_ids", "attention_mask"
+IDS, MASK, LOGITS = "input_ids", "attention_mask", "logits"
 FEWEST = 2
 """Rows and tokens of an example: the exporter treats axes of size one as constants."""
 PADDED = 2
@@ -35,6 +35,16 @@ PADDED = 2
 GROWN = f"past + {SEQUENCE}"
 Layers = Mapping[int, Mapping[str, Any]]
 """`key` and `value` tensors by layer index."""
+
+
+def part_name(root: str, layer: int | str, part: str) -> str:
+    """Returns the name of a layer's keys or values in files: `past_key_values.0.key`."""
+    return f"{root}.{layer}.{part}"
+
+
+def present_name(past: str) -> str:
+    """Returns the name of the output that is the next call's past."""
+    return past.replace(PAST, PRESENT, 1)
 
 
 def has_cache(mg: MaseGraph) -> bool:
@@ -239,6 +249,7 @@ def cache_axes(mg: MaseGraph) -> dict[str, AxisNames]:
     axes: dict[str, AxisNames] = {MASK: {0: BATCH, 1: GROWN}}
     for update in _updates(mg):
         for part in PARTS:
-            axes[f"{PAST}.{update.args[3]}.{part}"] = {0: BATCH, 2: "past"}
-            axes[f"{PRESENT}.{update.args[3]}.{part}"] = {0: BATCH, 2: GROWN}
+            past = part_name(PAST, str(update.args[3]), part)
+            axes[past] = {0: BATCH, 2: "past"}
+            axes[present_name(past)] = {0: BATCH, 2: GROWN}
     return axes

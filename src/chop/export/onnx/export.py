@@ -52,7 +52,8 @@ def export(
         float_fallback: exports operands as floats if ONNX lacks their format.
         dynamic_axes: allows other batch sizes and sequence lengths than the example's.
         cache: makes a decoder's key-value cache inputs and outputs if axes are dynamic.
-    Returns: written `files`; names of `inputs` and `outputs`; `quantized`, paths of the modules in
+    Returns: written `files`; names of `inputs` and `outputs`; `shapes` of both by name, with 0 for
+        dynamic axes; `quantized`, paths of the modules in
         integers; `fallback`, operands exported as floats; `unrounded`, fallback operands that are
         not rounded; `unchecked`, the graph's guards on sizes that the file does not test.
 
@@ -86,8 +87,10 @@ def export(
             check(proto, smooth, flat, flat.tensors(example), whole, weights)
 
     files = write_files(proto, path, check_all)
+    ends = (*proto.graph.input, *proto.graph.output)
     return {
         "files": files,
+        "shapes": {x.name: [dim.dim_value for dim in x.type.tensor_type.shape.dim] for x in ends},
         "inputs": [each.name for each in proto.graph.input],
         "outputs": [each.name for each in proto.graph.output],
         "quantized": qdq.quantized,

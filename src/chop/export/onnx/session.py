@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from chop.errors import first_line, shorten
+from chop.export.graphs.cache import present_name
 
 SESSION_CONFIG = {
     "session.qdq_matmulnbits_accuracy_level": "1",
@@ -74,7 +75,10 @@ def opened_by_openvino(path: Path) -> Run:
 
 
 def named_by_openvino(path: Path) -> Callable[[Mapping[str, Tensor]], list[tuple[str, Tensor]]]:
-    """Opens a file like `opened_by_openvino`, also OpenVINO's own files, with named outputs."""
+    """Opens a file like `opened_by_openvino`, also OpenVINO's own files, with named outputs.
+
+    A decoder's states, see `chop.export.openvino_states`, are set to its past before each call.
+    """
     import openvino
 
     compiled = openvino.Core().compile_model(path, "CPU", openvino_settings())
@@ -82,9 +86,12 @@ def named_by_openvino(path: Path) -> Callable[[Mapping[str, Tensor]], list[tuple
     names = [port.any_name for port in compiled.inputs]
 
     def outputs(inputs: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
+        for state in request.query_state():
+            state.state = openvino.Tensor(inputs[state.name].numpy())
         results = request.infer({name: inputs[name].numpy() for name in names})
-        ports = compiled.outputs
-        return [(port.any_name, torch.from_numpy(results[port].copy())) for port in ports]
+        named = {port.any_name: results[port] for port in compiled.outputs}
+        named |= {present_name(each.name): each.state.data for each in request.query_state()}
+        return [(name, torch.from_numpy(x.copy())) for name, x in named.items()]
 
     return outputs
 

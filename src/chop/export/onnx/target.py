@@ -14,6 +14,7 @@ from chop.export.graphs.cache import from_cache
 from chop.export.graphs.flat import named_tensors
 from chop.export.onnx.decoded_weights import FOLDED, onnx_weights
 from chop.export.onnx.export import NEEDS, export
+from chop.export.onnx.genai import write_genai_files
 from chop.export.onnx.session import Run, opened
 from chop.export.refusals import MOST_LISTED
 from chop.export.target import Runner, Target
@@ -27,11 +28,15 @@ def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
 
     Args:
         mg: graph; it is not changed.
-        path: path of the file; weights beyond 2 GB are stored next to it.
-        tokenizer: ignored, because such files have none.
+        path: path of the file; weights beyond 2 GB are stored next to it, and for decoders the
+            files of `write_genai_files`.
+        tokenizer: tokenizer of a decoder, or None.
     Returns: `path`, `notes`, and the result of `chop.export.onnx.export`.
     """
-    return {"path": path, **write_in_float32(mg, path)}
+    written = write_in_float32(mg, path)
+    files, notes = write_genai_files(mg, path, written["shapes"], tokenizer)
+    written |= {"files": (*written["files"], *files), "notes": [*written["notes"], *notes]}
+    return {"path": path, **written}
 
 
 def write_in_float32(mg: MaseGraph, path: Path) -> dict[str, Any]:

@@ -80,6 +80,7 @@ def export_onnx_interface_pass(mg: MaseGraph, config: ExportOnnxConfig) -> dict[
         files: the file, and for weights beyond 2 GB a second one, `.onnx.data`.
         inputs: names of its inputs.
         outputs: names of its outputs.
+        shapes: shapes of inputs and outputs by name; 0 for dynamic axes.
         quantized: paths of the modules in integers.
         fallback: operands exported as floats.
         unrounded: activations among them, which are not rounded.
