@@ -1,15 +1,15 @@
 """Fine-tuning by labels beside distillation from the float model, with the same steps.
 
-    python benchmarks/distill.py                                  # all cases, five seeds
-    python benchmarks/distill.py --models vit --cases 2-bit --seeds 2 --epochs 3
-    python benchmarks/distill.py --ways alpha=1 alpha=0.5,temperature=4 alpha=1,hidden=cosine
+    python benchmarks/distill.py                                  # vit, five cases, five seeds
+    python benchmarks/distill.py --model ./bert --dataset ./imdb --limit 2500 --max-length 48
+    python benchmarks/distill.py --seeds 5 6 --judge validation --ways alpha=1 alpha=0.5,hidden=mse
 
-Each seed has its own float model, row order and dropout. All ways start from the same rounded or
-pruned model and take the same steps; learning rates are the defaults of `chop compress`. A
-difference from labels is that of the pairs of a seed, with a 95 % interval of the bootstrap over
-seeds. KL is the mean divergence of the answers to test rows from those of the float model. Finished
-points are in OUT/points.jsonl, from which the same command resumes; the table is also in
-OUT/table.md.
+A seed draws the training rows, their order and dropout. All ways of a seed start from the same
+rounded or pruned model and take the same steps; learning rates are the defaults of `chop compress`.
+KL is the mean divergence of the answers from those of the float model. A difference from labels is
+the mean over seeds with its 95 % t interval. Settings are chosen with `--judge validation` and
+other seeds than those of the table. Finished points are in OUT/points.jsonl, from which the same
+command resumes; the table is also in OUT/table.md.
 """
 
 from __future__ import annotations
@@ -17,12 +17,16 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
+import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from scipy.stats import t as student
+from torch import nn
 
 from chop import passes
 from chop.actions.compress.ptq import quantize_after_training
@@ -33,7 +37,7 @@ from chop.formats import parse_format_string
 from chop.ir.graph import MaseGraph
 from chop.runs import Journal
 from chop.runs.environment import processor_name
-from chop.statistics.intervals import bootstrap
+from chop.statistics.intervals import LEVEL
 from chop.train import TASKS, Distillation, fit
 from chop.train.evaluator import Evaluator, kl_divergence
 from chop.workloads.load import load_workload
@@ -79,104 +83,124 @@ def read_way(text: str) -> dict[str, Any] | None:
     if text == LABELS:
         return None
     pairs = (part.split("=") for part in text.split(",") if part != "defaults")
-    return {name: value if name == "hidden" else float(value) for name, value in pairs}
+    given: dict[str, Any] = {
+        name: value if name == "hidden" else float(value) for name, value in pairs
+    }
+    return Distillation(**given).record(TASK, compares_layers=True)
 
 
-def scores(
-    mg: MaseGraph, exact: Tensor | None, workload: Workload
-) -> tuple[dict[str, float], Tensor]:
-    """Metric, loss and KL divergence from the float model on the test rows, and the answers."""
-    evaluator = Evaluator(mg.model, workload.test, task=workload.task)
-    logits = evaluator.logits()
-    found = evaluator.scores(logits)
-    metric, loss = found[workload.task.metric.name], found["loss"]
-    kl = 0.0 if exact is None else kl_divergence(exact, logits)
-    return {"metric": metric, "loss": loss, "kl": kl}, logits
+class Subject:
+    """Float model with its rows, and the models that training starts from.
+
+    Args:
+        args: the command line.
+    """
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.config = WorkloadConfig(
+            model=args.model,
+            dataset=args.dataset,
+            limit=args.limit,
+            max_length=args.max_length,
+            out=args.out,
+        )
+        self.workload = load_workload(self.config)
+        judged = self.workload.test if args.judge == "test" else self.workload.validation
+        assert judged is not None, "workloads have validation rows"
+        self.judged, self.rows, self.epochs = judged, args.rows, args.epochs
+        self.exact = Evaluator(self.workload.model, judged, task=self.workload.task).logits()
+        self.start = functools.cache(lambda case: CASES[case](self.workload))
+
+    def scores(self, model: nn.Module) -> dict[str, float]:
+        """Metric, loss and KL divergence from the float model."""
+        evaluator = Evaluator(model, self.judged, task=self.workload.task)
+        logits = evaluator.logits()
+        numbers = evaluator.scores(logits)
+        metric = numbers[self.workload.task.metric.name]
+        return {"metric": metric, "loss": numbers["loss"], "kl": kl_divergence(self.exact, logits)}
+
+    def measure(self, case: str, way: Mapping[str, Any] | None, seed: int) -> dict[str, float]:
+        """Scores after training."""
+        mg, train = self.start(case).copy(), self.workload.train
+        order = torch.randperm(len(train), generator=torch.Generator().manual_seed(seed))
+        training: dict[str, Any] = {
+            **self.workload.tuning(self.epochs, None, replace(self.config, seed=seed)),
+            "distill": None if way is None else {**way, "teacher": self.workload.model},
+        }
+        rows = train.take(order[: self.rows])
+        fit(mg.model, rows, **training, task=self.workload.task)
+        return self.scores(mg.model)
 
 
-def measure(
-    change: Change, workload: Workload, way: Mapping[str, Any] | None, epochs: int, seed: int
-) -> dict[str, float]:
-    """Scores on test rows: of the float model, before training, and after it."""
-    config = WorkloadConfig(model=workload.name, seed=seed)
-    training = workload.tuning(epochs, None, config)
-    (floats, exact), mg = scores(raise_to_graph(workload), None, workload), change(workload)
-    before, _ = scores(mg, exact, workload)
-    distill = None if way is None else {**way, "teacher": workload.model}
-    fit(mg.model, workload.train, **training, task=workload.task, distill=distill)
-    after, _ = scores(mg, exact, workload)
-    return {"float": floats["metric"], "before": before["metric"], **after}
+def difference(mine: Sequence[Any], labels: Sequence[Any], name: str, form: str) -> str:
+    """Mean difference of a number over the pairs of a seed, with its t interval."""
+    values = [x[name] - y[name] for x, y in zip(mine, labels, strict=True)]
+    mean = statistics.fmean(values)
+    if len(values) < 2:
+        return f"{mean:{form}}"
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    low, high = (mean + end * error for end in student.interval(LEVEL, len(values) - 1))
+    return f"{mean:{form}} ({low:{form}} to {high:{form}})"
 
 
-def with_interval(values: Sequence[float], form: str) -> str:
-    """Mean over seeds with its interval."""
-    numbers = torch.tensor(values, dtype=torch.float64)
-    low, high = bootstrap(lambda i: numbers[i].mean().item(), len(numbers))
-    return f"{numbers.mean().item():{form}} ({low:{form}} to {high:{form}})"
-
-
-def mean(results: Sequence[Mapping[str, float]], name: str) -> float:
-    """Mean of a number over seeds."""
-    return sum(result[name] for result in results) / len(results)
-
-
-def row(
-    case: str, way: str, results: Sequence[Mapping[str, float]], labels: Sequence[Any]
-) -> dict[str, str]:
+def row(case: str, way: str, results: Sequence[Any], labels: Sequence[Any]) -> dict[str, str]:
     """Row of the table: means over seeds, and paired differences from training by labels."""
-    pairs = list(zip(results, labels, strict=True))
-    gained = [100 * (mine["metric"] - other["metric"]) for mine, other in pairs]
-    lower = [mine["loss"] - other["loss"] for mine, other in pairs]
-    nearer = [mine["kl"] - other["kl"] for mine, other in pairs]
+    metric, kl = (statistics.fmean(each[name] for each in results) for name in ("metric", "kl"))
     is_same = results is labels
     return {
         "case": case,
         "trained by": way,
-        "float (%)": f"{100 * mean(results, 'float'):.1f}",
-        "before (%)": f"{100 * mean(results, 'before'):.1f}",
-        "after (%)": f"{100 * mean(results, 'metric'):.1f}",
-        "KL": f"{mean(results, 'kl'):.3f}",
-        "points over labels": "" if is_same else with_interval(gained, "+.2f"),
-        "loss over labels": "" if is_same else with_interval(lower, "+.3f"),
-        "KL over labels": "" if is_same else with_interval(nearer, "+.3f"),
+        "metric": f"{metric:.1%}",
+        "KL": f"{kl:.3f}",
+        "metric over labels": "" if is_same else difference(results, labels, "metric", "+.1%"),
+        "KL over labels": "" if is_same else difference(results, labels, "kl", "+.3f"),
     }
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="vit", help="built-in name or folder")
+    parser.add_argument("--dataset", help="folder or file, for models that are not built in")
+    parser.add_argument("--limit", type=int, help="rows to read from each split")
+    parser.add_argument("--max-length", type=int, help="tokens of a text")
+    parser.add_argument("--cases", nargs="+", default=[*CASES], choices=[*CASES])
+    parser.add_argument("--ways", nargs="+", default=["defaults"], help="settings to compare")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--rows", type=int, default=256, help="training rows of a seed")
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--judge", choices=("test", "validation"), default="test")
+    parser.add_argument("--out", type=Path, default=Path("runs/distill"))
+    return parser.parse_args()
 
 
 def main() -> None:
     """Measures the chosen cases and writes the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--models", nargs="+", default=["vit", "bert-tiny"])
-    parser.add_argument("--cases", nargs="+", default=[*CASES], choices=[*CASES])
-    parser.add_argument("--ways", nargs="+", default=["defaults"], help="settings to compare")
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--epochs", type=int, default=15)
-    parser.add_argument("--out", type=Path, default=Path("runs/distill"))
-    args = parser.parse_args()
+    args = arguments()
     torch.set_num_threads(1)
-    journal, rows = Journal(args.out / "points.jsonl"), []
-    load = functools.cache(
-        lambda name, seed: load_workload(WorkloadConfig(model=name, seed=seed, out=args.out))
+    journal, subject = Journal(args.out / "points.jsonl"), Subject(args)
+    shared = {name: getattr(args, name) for name in ("model", "rows", "epochs", "judge")}
+    ways = (LABELS, *args.ways)
+    results: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for seed, case, way in itertools.product(args.seeds, args.cases, ways):
+        record = read_way(way)
+        point = {**shared, "case": case, "seed": seed, "distill": record}
+        result = journal.find(point)
+        if result is None:
+            result = journal.add(point, subject.measure(case, record, seed))
+            print(seed, case, way, result, flush=True)
+        results.setdefault((case, way), []).append(result)
+    rows = [row(*key, found, results[key[0], LABELS]) for key, found in results.items()]
+    starts = {case: subject.scores(subject.start(case).model) for case in args.cases}
+    before = ", ".join(f"{case} {each['metric']:.1%}" for case, each in starts.items())
+    exact = subject.scores(subject.workload.model)["metric"]
+    text = (
+        f"{markdown_table(rows)}\n\nFloat model {exact:.1%}; before training: {before}. "
+        f"{len(args.seeds)} seeds, {args.rows} training rows, {args.epochs} epochs, "
+        f"{len(subject.judged)} {args.judge} rows, {processor_name()}"
     )
-    for name, case in itertools.product(args.models, args.cases):
-        results: dict[str, list[dict[str, Any]]] = {}
-        for way in (LABELS, *args.ways):
-            for seed in range(args.seeds):
-                given = read_way(way)
-                record = None if given is None else Distillation(**given).record(TASK)
-                point = {"model": name, "case": case, "seed": seed, "epochs": args.epochs}
-                point["distill"] = record
-                result = journal.find(point)
-                if result is None:
-                    numbers = measure(CASES[case], load(name, seed), record, args.epochs, seed)
-                    result = journal.add(point, numbers)
-                    print(point, result, flush=True)
-                results.setdefault(way, []).append(result)
-        rows += [
-            row(f"{name} {case}", way, found, results[LABELS]) for way, found in results.items()
-        ]
-    text = f"{markdown_table(rows)}\n\n{args.seeds} seeds, {args.epochs} epochs, {processor_name()}"
     write_text(args.out / "table.md", f"{text}\n")
     print(text)
 

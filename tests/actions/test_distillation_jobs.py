@@ -58,13 +58,14 @@ def qat(folder, **settings):
 
 def test_a_sweep_trains_against_the_float_model(tmp_path, capsys):
     scores, records = qat(tmp_path, distill=True, distill_alpha=1.0, distill_temperature=2.0)
-    assert records[0]["distill"] == {"alpha": 1.0, "temperature": 2.0}
+    layers = {"hidden": "mse", "hidden_weight": 5.0}
+    assert records[0]["distill"] == {"alpha": 1.0, "temperature": 2.0, **layers}
     own = workload()
     mg = raise_to_graph(own)
     config = QuantizeSweepConfig(**SWEEP)
     number_format = parse_format_string("3.1")
     mg = quantize_after_training(mg, number_format, config.operators, own, 256)
-    given = {"teacher": plain(), "alpha": 1, "temperature": 2}
+    given = {"teacher": plain(), "alpha": 1, "temperature": 2, "hidden": "mse"}
     fit(mg.model, own.train, epochs=2, lr=1e-2, seed=0, batch_size=64, distill=given)
     assert own.evaluate(mg.model, own.test) == scores[0]
     shown = " ".join(capsys.readouterr().out.split())
@@ -81,8 +82,8 @@ def test_other_settings_of_the_distillation_are_other_points(tmp_path, capsys):
     assert again == second and len(records) == 4
     # The report of points from the journal names the teacher as well.
     assert "distillation" in json.loads((tmp_path / "report.json").read_text())["assumptions"][-1]
-    _, records = qat(tmp_path, distill=True, distill_hidden="mse")
-    assert len(records) == 6 and records[-1]["distill"]["hidden"] == "mse"
+    _, records = qat(tmp_path, distill=True, distill_hidden="none")
+    assert len(records) == 6 and set(records[-1]["distill"]) == {"alpha", "temperature"}
 
 
 @pytest.mark.long
@@ -128,7 +129,8 @@ def test_compress_trains_against_the_model_or_another(tmp_path):
     assert written["assumptions"] == taught["assumptions"]
     other = plain()
     nn.init.normal_(other.last.weight)
-    forms = [other, graph(), {"teacher": other}, Distillation(teacher=other)]
+    same = {"teacher": graph(), "hidden": "mse"}  # layers of given teachers count on request
+    forms = [other, same, {"teacher": other}, Distillation(teacher=other)]
     results = [compressed(tmp_path / "c", distill=given) for given in forms]
     assert results[0]["rows"] == results[2]["rows"] == results[3]["rows"]
     assert results[0]["rows"] != taught["rows"] and results[1]["rows"] == taught["rows"]
@@ -153,6 +155,7 @@ def test_a_teacher_is_a_checkpoint_in_settings(tmp_path):
         out=tmp_path / "b",
         distill=True,
         distill_teacher=str(tmp_path / "teacher"),
+        distill_hidden="mse",
     )
     train, test = rows()
     own = Workload.of(plain(), train, test)
@@ -207,7 +210,8 @@ def test_trials_of_a_precision_search_learn_the_float_model(tmp_path):
     assert value["kl"] != untaught.problem.measure(config, lambda *_: None)["kl"]
     assert own.identity != untaught.identity and json.dumps(own.identity["training"])
     assert set(untaught.identity["training"]) == {"epochs", "lr", "batch_size", "seed"}
-    assert own.identity["training"]["distill"] == {"alpha": 0.9, "temperature": 2.0}
+    layers = {"hidden": "mse", "hidden_weight": 5.0}
+    assert own.identity["training"]["distill"] == {"alpha": 0.9, "temperature": 2.0, **layers}
 
 
 def test_a_problem_in_python_has_its_graph_as_the_teacher():

@@ -233,8 +233,9 @@ class DistillConfig:
         distill_temperature: temperature of the softmax of both models' logits, for classes.
             Default: 2, and 1 for language models.
         distill_hidden: also compare the outputs of layers with equal names, by cosine distance or
-            relative mean squared error. Default: only the final outputs.
-        distill_hidden_weight: weight of the loss of layer outputs, which is added.
+            relative mean squared error. Default: mse if a classifier is compressed and its float
+            model is the teacher, else none.
+        distill_hidden_weight: weight of the loss of layer outputs, which is added. Default: 5.
         distill_teacher: model that replaces the float model as the teacher. It is a run folder, a
             checkpoint, a model folder, a hub name or file.py:Net. Default: the float model.
     """
@@ -246,9 +247,9 @@ class DistillConfig:
     distill_temperature: Annotated[float | None, Range(above=0, most=1000)] = field(
         default=None, metadata=MORE
     )
-    distill_hidden: Literal["cosine", "mse"] | None = field(default=None, metadata=MORE)
-    distill_hidden_weight: Annotated[float, Range(above=0, most=1e6)] = field(
-        default=1.0, metadata=MORE
+    distill_hidden: Literal["cosine", "mse", "none"] | None = field(default=None, metadata=MORE)
+    distill_hidden_weight: Annotated[float | None, Range(above=0, most=1e6)] = field(
+        default=None, metadata=MORE
     )
     distill_teacher: str | None = field(default=None, metadata=MORE)
 
@@ -258,7 +259,7 @@ class DistillConfig:
         given = [each.name for each in own if getattr(self, each.name) != each.default]
         if given and not self.distill:
             raise ConfigError(f"{given[0]}: applies to distill, which is off.")
-        if self.distill_hidden is None and "distill_hidden_weight" in given:
+        if self.distill_hidden in (None, "none") and "distill_hidden_weight" in given:
             raise ConfigError("distill_hidden_weight: applies to distill_hidden, which is not set.")
         if self.distill and getattr(self, self.EPOCHS) == 0:
             raise ConfigError(f"distill: nothing is trained, since {self.EPOCHS} is 0.")
@@ -270,11 +271,12 @@ class DistillConfig:
 
         if not self.distill:
             return None
+        weight = self.distill_hidden_weight
         return Distillation(
             self.distill_alpha,
             self.distill_temperature,
             self.distill_hidden,
-            self.distill_hidden_weight,
+            **({} if weight is None else {"hidden_weight": weight}),
         )
 
     def distill_settings(self) -> dict[str, object]:

@@ -331,17 +331,25 @@ class Workload:
         share = min(1.0, epochs / self.tuning_epochs)
         rate = self.tuning_lr * math.sqrt(share) if lr is None else lr
         training = Training(epochs=epochs, lr=rate, batch_size=config.batch_size, seed=config.seed)
-        return self.with_distillation(training, config)
+        return self.with_distillation(training, config, compares_layers=self.teacher is None)
 
     def can_train(self, config: WorkloadConfig) -> bool:
         """Returns true if there is a loss for training: the task's, or a teacher's outputs."""
         return self.task.can_train or config.distillation is not None
 
-    def with_distillation(self, training: Training, config: WorkloadConfig) -> Training:
-        """Adds the settings of the distillation to a record of training, if there is one."""
+    def with_distillation(
+        self, training: Training, config: WorkloadConfig, *, compares_layers: bool = False
+    ) -> Training:
+        """Adds the settings of the distillation to a record of training, if there is one.
+
+        Args:
+            training: the record.
+            config: settings of the job.
+            compares_layers: see `Distillation.resolve`.
+        """
         if config.distillation is None or not training["epochs"]:
             return training
-        record = config.distillation.record(self.task)
+        record = config.distillation.record(self.task, compares_layers=compares_layers)
         if self.teacher is not None:
             record["teacher"] = fingerprint_of_weights(self.teacher)
         return {**training, "distill": record}

@@ -375,7 +375,7 @@ WRONG = {
     "a misspelt field": ({"hidde": "mse"}, "did you mean 'hidden'"),
     "alpha beyond 1": ({"alpha": 1.5}, "expected 0 to 1"),
     "no temperature": ({"temperature": 0}, "expected above 0"),
-    "another kind": ({"hidden": "max"}, "expected 'cosine' or 'mse'"),
+    "another kind": ({"hidden": "max"}, "expected 'cosine' or 'mse' or 'none'"),
     "other classes": ({"teacher": net(outputs=4)}, "shape"),
     "no name in common": ({"teacher": nn.Linear(8, 3), "hidden": "mse"}, "no layer name in common"),
 }
@@ -419,7 +419,7 @@ def test_settings_are_read_once_and_recorded_as_json():
     assert Distillation.read(None, goal) is None and Distillation.read(False, goal) is None
     record = settings.record(TASKS["classification"])
     assert json.loads(json.dumps(record)) == {"alpha": 1.0, "temperature": 3.0}
-    hidden = {"hidden": "mse", "hidden_weight": 1.0}
+    hidden = {"hidden": "mse", "hidden_weight": 5.0}
     assert Distillation(hidden="mse").record(JUDGED_TASK) == {
         "alpha": 1.0,
         "temperature": 1.0,
@@ -428,6 +428,10 @@ def test_settings_are_read_once_and_recorded_as_json():
     for name, temperature in {"binary": 2, "regression": 1, "causal-lm": 1}.items():
         found = Distillation(teacher=goal).record(TASKS[name])
         assert found == {"alpha": 0.9, "temperature": temperature}, name
+        of_teacher = Distillation().record(TASKS[name], compares_layers=True)
+        assert of_teacher == {**found, **(hidden if name == "binary" else {})}, name
+        without = Distillation(hidden="none").record(TASKS[name], compares_layers=True)
+        assert without == found, name
 
 
 def test_a_batch_has_the_numbers_of_its_rows():

@@ -85,11 +85,12 @@ def training_loss(
     teacher = Teacher.of(distill.teacher)
     _check_is_separate(feed.model, teacher.model)
     own = teacher.on(feed.device)
-    hidden = None
-    if distill.hidden is not None:
-        hidden = HiddenStates(feed.model, own, distill.hidden, distill.matched)
+    settings = distill.resolve(feed.task, has_labels=has_labels)
+    kind, hidden = settings.hidden, None
+    if kind is not None and kind != "none":
+        hidden = HiddenStates(feed.model, own, kind, settings.matched)
     try:
-        yield Distiller(distill, feed, teacher, hidden, has_labels)
+        yield Distiller(settings, feed, teacher, hidden, has_labels)
     finally:
         if hidden is not None:
             hidden.remove()
@@ -99,7 +100,7 @@ class Distiller:
     """Training loss with a teacher; see `training_loss`.
 
     Args:
-        distill: settings.
+        settings: settings with the defaults of the task.
         feed: batches and the model to train.
         teacher: the teacher.
         hidden: compared layers, or None.
@@ -108,13 +109,13 @@ class Distiller:
 
     def __init__(
         self,
-        distill: Distillation,
+        settings: Distillation,
         feed: Feed,
         teacher: Teacher,
         hidden: HiddenStates | None,
         has_labels: bool,
     ) -> None:
-        self.settings = distill.resolve(feed.task, has_labels=has_labels)
+        self.settings = settings
         self.feed, self.teacher, self.hidden = feed, teacher, hidden
         self._has_labels, self._soft = has_labels, soft_losses(feed.task)
 

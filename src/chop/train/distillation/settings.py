@@ -22,6 +22,10 @@ ALPHA = 0.9
 """Default weight of the teacher if there are labels."""
 TEMPERATURE = 2.0
 """Default temperature for classes; language models have 1."""
+LAYERS: Literal["mse"] = "mse"
+"""Default comparison of layers of a compressed classifier and its float model."""
+LAYERS_WEIGHT = 5.0
+"""Default weight of a comparison of layers."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +37,11 @@ class Distillation:
             rows without labels or a task without a loss.
         temperature: T, by which logits are divided before the softmax. Larger values give the
             unlikely classes more weight. Only for classes. Default: 2, and 1 for language models.
-        hidden: comparison of the outputs of layers with equal names: `cosine` distance, or `mse`,
-            the mean squared difference relative to the mean square of the teacher's values.
-        hidden_weight: weight of that comparison, which is added to the loss.
+        hidden: comparison of the outputs of layers with equal names: `cosine` distance, `mse`, the
+            mean squared difference relative to the mean square of the teacher's values, or `none`.
+            Default: none. Commands that compress a classifier and have no other teacher than its
+            float model use mse.
+        hidden_weight: weight of that comparison, which is added to the loss. Default: 5.
         teacher: module, graph, or path of a checkpoint or model folder. It is used in evaluation
             mode and never changed. Jobs use the float model by default.
         matched: path of a module of the model -> its path in the teacher, for layers that `hidden`
@@ -44,8 +50,8 @@ class Distillation:
 
     alpha: Annotated[float | None, Range(0, 1)] = None
     temperature: Annotated[float | None, Range(above=0, most=1000)] = None
-    hidden: Literal["cosine", "mse"] | None = None
-    hidden_weight: Annotated[float, Range(above=0, most=1e6)] = 1.0
+    hidden: Literal["cosine", "mse", "none"] | None = None
+    hidden_weight: Annotated[float, Range(above=0, most=1e6)] = LAYERS_WEIGHT
     teacher: Any = field(default=None, repr=False)
     matched: Mapping[str, str] | None = field(default=None, repr=False)
 
@@ -76,12 +82,15 @@ class Distillation:
             )
         return replace(settings, teacher=Teacher.of(chosen))
 
-    def resolve(self, task: Task, *, has_labels: bool = True) -> Self:
+    def resolve(
+        self, task: Task, *, has_labels: bool = True, compares_layers: bool = False
+    ) -> Self:
         """Returns the settings with the defaults of a task.
 
         Args:
             task: the task.
             has_labels: false if the rows have none.
+            compares_layers: true if layers of classifiers are compared by default.
         Raises:
             ConfigError: a setting does not apply to the task, or the task has no comparison with a
                 teacher.
@@ -96,9 +105,13 @@ class Distillation:
                 f"distill: temperature {self.temperature:g} applies to classes, and task "
                 f"'{task.name}' predicts numbers; leave temperature out."
             )
-        usual = TEMPERATURE if has_classes and task.labels_from is None else 1.0
+        is_classifier = has_classes and task.labels_from is None
+        usual = TEMPERATURE if is_classifier else 1.0
         temperature = usual if self.temperature is None else float(self.temperature)
-        return replace(self, alpha=alpha, temperature=temperature)
+        hidden = self.hidden
+        if hidden is None:
+            hidden = LAYERS if is_classifier and compares_layers else "none"
+        return replace(self, alpha=alpha, temperature=temperature, hidden=hidden)
 
     def check_needs_no_labels(self) -> None:
         """Raises ConfigError if labels or the task's loss have a part of the loss."""
@@ -108,14 +121,19 @@ class Distillation:
                 "have no labels or the task no loss; expected alpha 1."
             )
 
-    def record(self, task: Task) -> dict[str, Any]:
-        """Returns the settings with the defaults of a task as plain JSON, without the teacher."""
-        own = self.resolve(task)
-        hidden = {"hidden": self.hidden, "hidden_weight": self.hidden_weight}
+    def record(self, task: Task, *, compares_layers: bool = False) -> dict[str, Any]:
+        """Returns the settings with the defaults of a task as plain JSON, without the teacher.
+
+        Args:
+            task: the task.
+            compares_layers: see `resolve`.
+        """
+        own = self.resolve(task, compares_layers=compares_layers)
+        hidden = {"hidden": own.hidden, "hidden_weight": self.hidden_weight}
         return {
             "alpha": own.alpha,
             "temperature": own.temperature,
-            **(hidden if self.hidden else {}),
+            **(hidden if own.hidden != "none" else {}),
         }
 
 
