@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
@@ -272,12 +272,8 @@ class DistillConfig:
         if not self.distill:
             return None
         weight = self.distill_hidden_weight
-        return Distillation(
-            self.distill_alpha,
-            self.distill_temperature,
-            self.distill_hidden,
-            **({} if weight is None else {"hidden_weight": weight}),
-        )
+        settings = Distillation(self.distill_alpha, self.distill_temperature, self.distill_hidden)
+        return settings if weight is None else replace(settings, hidden_weight=weight)
 
     def distill_settings(self) -> dict[str, object]:
         """Returns these settings by name, for a recipe of another job; {} if `distill` is off."""

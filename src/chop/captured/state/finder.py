@@ -284,7 +284,8 @@ class Finder(ABC):
         for key in self.keys(owner, part, now, origin) if keys is None else keys:
             if key not in known:
                 known[key] = self._inner(owner, part, key, origin)
-            for value in now.values() if key is ... else [now.get(key, MISSING)]:
+            # A visit can import a module lazily, which adds to the values of its owner.
+            for value in [*now.values()] if key is ... else [now.get(key, MISSING)]:
                 self.visit(value, known[key])
 
     def _inner(self, owner: Any, part: str, key: Any, origin: Origin) -> Origin:
