@@ -108,7 +108,7 @@ def _matrices(module: nn.Module) -> dict[str, Tensor]:
     experts = matrices_by_parameter(module)
     if experts:
         return {name: own[name] for name in experts}
+    # Layers of packed experts are in files under other names; see `_expert_layers`.
+    is_other = isinstance(module, nn.Embedding) or isinstance(module, ExpertLinear)
     has_matrix = "weight" in own and own["weight"].ndim == 2
-    if isinstance(module, nn.Embedding | ExpertLinear) or not has_matrix:
-        return {}
-    return {"weight": own["weight"]}
+    return {"weight": own["weight"]} if has_matrix and not is_other else {}

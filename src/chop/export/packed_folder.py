@@ -27,6 +27,7 @@ from chop.export.packed_model import packed_layers, packed_model
 from chop.export.refusals import refuse
 from chop.formats import Quantizer, QuantSpec
 from chop.ir.graph import MaseGraph
+from chop.ir.ops import get_module_row
 from chop.nn.packed import PackedExpertLinear, PackedOperator
 from chop.nn.packed.state import BUFFER_NAMES
 from chop.nn.transposed import stores_transposed
@@ -191,7 +192,7 @@ def _matrix(kind: FolderKind, layer: PackedOperator, has_names: bool) -> CodedWe
             "files of this architecture have all experts in one tensor, or experts with biases; "
             "expected one matrix per expert, as in Mixtral and Qwen3-MoE"
         )
-    if not isinstance(layer, nn.Linear | ExpertLinear):
+    if not get_module_row(layer).is_linear:
         return f"it is a {type(layer).__name__} instead of a linear layer"
     if stores_transposed(layer):
         return "its class stores weights as (inputs, outputs), unlike torch's linear layer"

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from torch import nn
 
-from chop.captured.layers.expert_linear import ExpertLinear
 from chop.errors import ConfigError
+from chop.ir.ops import get_module_row
 from chop.nn.hadamard import Rotated
 from chop.nn.lora import LoraLinear
 from chop.nn.packed import PackedOperator
@@ -43,8 +43,7 @@ def weight_refusals(
 def _reason(module: QuantizedOperator, why_float: str, rounds_inputs: bool) -> str | None:
     if isinstance(module, LoraLinear):
         return "it has an adapter: fuse it with fuse_lora_weights_transform_pass first"
-    is_linear = isinstance(module, nn.Linear | ExpertLinear)
-    packed_linear = isinstance(module, PackedOperator) and is_linear
+    packed_linear = isinstance(module, PackedOperator) and get_module_row(module).is_linear
     allowed = ["data_in"] if rounds_inputs and packed_linear else []
     for name, what in {"data_in": "inputs", "data_out": "results"}.items():
         quantizer = module.operand_format(name)

@@ -41,7 +41,7 @@ class EvaluateConfig:
             `apply_chat_template`.
         add_bos_token: begin each text of tasks with the BOS token. Default: as the tokenizer does.
         gen_kwargs: settings of tasks that generate text. They replace the task's own. Example:
-            --gen-kwargs do_sample=true --gen-kwargs temperature=0.7.
+            `temperature=0.7`. Default: none.
         batch_size: maximum number of rows per forward. It changes only rounding errors, except for
             inputs with one scale for the whole batch.
         max_length: maximum number of tokens per row. Default: the model's limit, at most 512 for

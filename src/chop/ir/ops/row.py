@@ -231,6 +231,11 @@ class Operator:
         return self.weight is not None and not self.weight.is_table
 
     @property
+    def is_linear(self) -> bool:
+        """True if it multiplies by a matrix, or by a matrix for each expert."""
+        return self.is_product and not self.spatial
+
+    @property
     def is_product_of_activations(self) -> bool:
         """True if it multiplies two activations as matrices, each with its own format."""
         return self.kind is Kind.PRODUCT and bool(self.arguments) and self.weight is None
