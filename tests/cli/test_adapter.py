@@ -211,7 +211,7 @@ def test_mappings_show_an_example_that_can_be_read(name):
         command = table()[name]
         hint = get_type_hints(command.source)[option.name]
         (value,) = read_value([example[1] or example[2]], hint).values()
-        assert isinstance(value, dict) == (option.metavar == "NAME=JSON")
+        assert option.metavar == "NAME=JSON" or not isinstance(value, dict)
 
 
 def test_json_is_all_of_standard_output(tmp_path):

@@ -108,7 +108,7 @@ def _matrices(module: nn.Module) -> dict[str, Tensor]:
     experts = matrices_by_parameter(module)
     if experts:
         return {name: own[name] for name in experts}
-    # Layers of packed experts are in files under other names; see `_expert_layers`.
-    is_other = isinstance(module, nn.Embedding) or isinstance(module, ExpertLinear)
+    if isinstance(module, ExpertLinear):  # in files under other names; see `_expert_layers`
+        return {}
     has_matrix = "weight" in own and own["weight"].ndim == 2
-    return {"weight": own["weight"]} if has_matrix and not is_other else {}
+    return {"weight": own["weight"]} if has_matrix and not isinstance(module, nn.Embedding) else {}
