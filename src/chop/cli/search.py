@@ -95,6 +95,30 @@ best.json, the best models in best/, and plots: best-so-far, front, importance (
 
 {LIFE}"""
 
+SHAPE_HELP = f"""Search the shape of a language model within a budget of parameters, by pruning.
+
+A shape is a number of layers and of key-value heads, an MLP width and a hidden size. A trial prunes
+the model to a shape, without training, and measures the KL divergence of its answers from the
+original's. Shapes above the budget, and below 90 % of it (--least-share), are not measured.
+
+[bold]Examples[/]
+
+  chop search shape gpt-tiny --max-params 0.8
+
+  chop search shape ./my-llama --dataset ./texts.txt --max-params 0.8 --trials 60
+
+  chop search shape ./my-llama --dataset ./texts.txt --max-params 1e9 --layers 20,24,28,32
+
+  chop search shape ./my-llama --dataset ./texts.txt --hidden-size 2048    # fixed
+
+The last line is the chop prune command that distills the best shape.
+
+[bold]Output[/]: OUT/search.db (every trial); in OUT/shape, or OUT/NAME: table.md, table.csv,
+best.json, the best models in best/KEY/model (folders that transformers loads without chop), and
+plots: best-so-far, front, importance (.svg, .png).
+
+{LIFE}"""
+
 
 def _job(name: str) -> Any:
     """Returns the search job of that name as a function that runs one search or several."""
@@ -306,6 +330,12 @@ search_app = command_group(
         "precision": Command(
             _job("precision"), "chop.actions.search.settings:PrecisionConfig", PRECISION_HELP
         ),
+        "shape": Command(
+            _job("shape"),
+            "chop.actions.search.settings:ShapeConfig",
+            SHAPE_HELP,
+            arguments=("model",),
+        ),
         "sensitivity": Command(
             deferred("chop.actions.search.sensitivity:measure_sensitivity"),
             "chop.actions.search.settings:SensitivityConfig",
@@ -318,7 +348,7 @@ search_app = command_group(
         "worker": Command(worker, envvars={"url": "CHOP_STORAGE"}, makes_models=True),
         "compare": Command(compare, draws=True),
     },
-    """Search number formats or architectures.
+    """Search number formats, architectures or shapes.
 
 A storage has every trial: a SQLite file in --out, or PostgreSQL. Infeasible configurations are
 skipped, duplicates are evaluated once. To resume a killed search, run the same command again, or

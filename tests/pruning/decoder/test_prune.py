@@ -225,6 +225,20 @@ def test_a_decoder_is_ranked_once_for_several_sizes():
         assert torch.equal(logits(again.model), logits(alone.model))
 
 
+@pytest.mark.parametrize("name", HIDDEN)
+def test_parameters_are_counted_without_a_model(name):
+    model = decoder(name)
+    smallest = {**SMALL, "hidden_size": 16}
+    ranked = RankedDecoder(model, TEXTS, smallest)
+    shapes = ({}, SMALL, {"hidden_size": 24}, {"intermediate_size": 17}, smallest)
+    counts = [ranked.count_parameters(shape) for shape in shapes]
+    assert counts == [ranked.prune(shape).model.num_parameters() for shape in shapes]
+    assert counts[0] == model.num_parameters()
+    if name == "llama":
+        with pytest.raises(ConfigError, match="does not accept these sizes"):
+            ranked.check_sizes({"hidden_size": 17})
+
+
 @pytest.mark.long
 def test_the_folder_needs_no_chop(tmp_path):
     prune_decoder(decoder("smollm3"), TEXTS, **SMALL).model.save_pretrained(tmp_path)

@@ -43,6 +43,7 @@ SPLITTING = ("seeds", "samplers", "per_format")
 JOB_MODULES = {
     "nas": "chop.actions.search.nas",
     "precision": "chop.actions.search.precision",
+    "shape": "chop.actions.search.shape",
 }
 
 
@@ -116,7 +117,7 @@ def run_search(
         search.store_job(job.name, get_settings(config), extensions)
         result = search.run(until=config.trials, workers=config.workers)
         best, report = result.best, job.report(subject(), result)
-        saved = [] if best is None else (config.folder / BEST_FOLDER / best.key).glob("*")
+        saved = [] if best is None else (config.folder / BEST_FOLDER / best.key).rglob("*")
         tiles = [*report.tiles, *search_tiles(result, search.space, share_metrics())]
         return replace(report, tiles=tiles, written=[*report.written, *saved])
 

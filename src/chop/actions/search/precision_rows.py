@@ -33,23 +33,29 @@ class SearchRows(NamedTuple):
     about: str
 
 
-def get_rows(config: PrecisionConfig, workload: Workload) -> SearchRows:
-    """Returns the rows that measure trials: unseen by training, if possible."""
+def get_rows(workload: Workload, most: int, has_training: bool) -> SearchRows:
+    """Returns the rows that measure trials: unseen by training, if possible.
+
+    Args:
+        workload: model and rows.
+        most: maximum number of rows.
+        has_training: True if trials are trained, which makes training rows useless as a measure.
+    """
     split = workload
     if workload.judge is not None:
-        rows = fitting(workload.train.spread(config.search_rows), workload)
+        rows = fitting(workload.train.spread(most), workload)
         about = f"{len(rows)} training rows, used only for the first trials"
         return SearchRows(workload, rows, about)
     if workload.validation is not None or len(workload.train) > 1:
         split = workload.with_validation()
     validation = split.validation
     count = 0 if validation is None else len(validation)
-    if validation is not None and (count >= LEAST_VALIDATION or config.epochs):
-        rows = fitting(validation.spread(config.search_rows), workload)
+    if validation is not None and (count >= LEAST_VALIDATION or has_training):
+        rows = fitting(validation.spread(most), workload)
         seen = " taken from the training rows, which the model may have seen"
         rows_used = f"{len(rows)} validation rows{seen if split.has_seen_validation else ''}"
         return SearchRows(split, rows, rows_used)
-    rows = fitting(workload.train.spread(config.search_rows), workload)
+    rows = fitting(workload.train.spread(most), workload)
     rows_used = (
         f"{len(rows)} training rows, on which scores are too optimistic ({count} validation rows "
         "are too few)"

@@ -50,7 +50,7 @@ class PrecisionSubject:
     @cached_property
     def split(self) -> SearchRows:
         """Rows that measure trials, and a workload that does not train on them."""
-        return get_rows(self.config, self.given)
+        return get_rows(self.given, self.config.search_rows, self.config.epochs > 0)
 
     @property
     def workload(self) -> Workload:

@@ -1,4 +1,4 @@
-"""Settings of `chop search precision`, `nas` and `sensitivity`."""
+"""Settings of `chop search precision`, `nas`, `shape` and `sensitivity`."""
 
 from __future__ import annotations
 
@@ -305,3 +305,68 @@ class NasConfig(JudgedConfig, DistillConfig, SearchConfig):
         if self.judged_name is not None:
             judged = {self.judged_name: "minimize" if self.lower_is_better else "maximize"}
         return nas_goals(self.goals, self.budgets, judged)
+
+
+@dataclass(frozen=True)
+class ShapeConfig(SearchConfig):
+    """Settings of `chop search shape`.
+
+    Attributes:
+        max_params: largest number of parameters. A number below 1 is a share of the model's.
+        least_share: smallest share of that budget. Shapes with fewer parameters are not measured.
+        layers: numbers of layers to choose from, as 16,20,24. Default: eighths of the model's
+            number, from half of it on. One number fixes the size, and the model's own leaves it
+            out of the search.
+        mlp_width: MLP widths to choose from. Default: as for layers.
+        kv_heads: numbers of key-value heads to choose from. Default: as for layers.
+        hidden_size: widths of the residual stream to choose from. Default: as for layers.
+        goals: objectives. Choices: kl (divergence from the original's answers), perplexity (or
+            another metric), loss, parameters. Several give a Pareto front.
+        calibration_rows: number of training rows that rank layers, channels and heads.
+        search_rows: maximum number of validation rows that measure trials. Training rows are used
+            if there are fewer than 100 validation rows.
+
+    The other settings are those of `SearchConfig`.
+    """
+
+    JOB_NAME: ClassVar[str] = "shape"
+    model: str = "gpt-tiny"
+    out: Path = Path("runs/search")
+    trials: Annotated[int, Range(1, 10**9)] = 40
+    max_params: Annotated[float, Range(above=0)] = 0.8
+    least_share: Annotated[float, Range(0, 1)] = field(default=0.9, metadata=MORE)
+    layers: Annotated[tuple[int, ...], Range(1)] = ()
+    mlp_width: Annotated[tuple[int, ...], Range(1)] = ()
+    kv_heads: Annotated[tuple[int, ...], Range(1)] = ()
+    hidden_size: Annotated[tuple[int, ...], Range(1)] = ()
+    goals: tuple[str, ...] = ("kl",)
+    calibration_rows: Annotated[int, Range(1, 10**9)] = field(default=128, metadata=MORE)
+    search_rows: Annotated[int, Range(1, 10**9)] = field(default=2000, metadata=MORE)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.all_goals(1)
+        if self.pruner is not None:
+            raise ConfigError("pruner: trials are not trained, so that none can stop early.")
+
+    @property
+    def sizes(self) -> dict[str, tuple[int, ...]]:
+        """Given sizes by field of the model's configuration."""
+        from chop.actions.prune.settings import SIZES
+
+        given = {field: getattr(self, name) for name, field in SIZES.items()}
+        return {field: sizes for field, sizes in given.items() if sizes}
+
+    def budget(self, parameters: int) -> int:
+        """Returns the largest number of parameters of a shape of a model with `parameters`."""
+        return int(self.max_params * parameters if self.max_params < 1 else self.max_params)
+
+    def all_goals(self, budget: int) -> tuple[Goal | Constraint, ...]:
+        """Returns the objectives, then the budget of parameters as a constraint."""
+        from chop.problems.shape import PARAMETERS, directions
+        from chop.search.objective import named_goals
+        from chop.train.tasks import CAUSAL_LM, find_task
+
+        metric = find_task(CAUSAL_LM).with_metric(self.metric).metric
+        known = directions(metric.name, metric.higher_is_better)
+        return named_goals(self.goals, {PARAMETERS: budget}, known, (PARAMETERS,))

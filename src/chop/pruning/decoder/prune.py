@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -156,6 +157,30 @@ class RankedDecoder:
             if is_shallower
             else {},
         )
+
+    def count_parameters(self, sizes: Mapping[str, int]) -> int:
+        """Returns the number of parameters at given sizes, without building a model.
+
+        Args:
+            sizes: size by field of the configuration; fields that are not ranked stay.
+        """
+        layers, count = self._choose_layers(sizes), 0
+        for name, parameter in self.model.named_parameters():
+            if layer_number(name, self.path) in (None, *layers):
+                lengths = list(parameter.shape)
+                for axis, field in self.axes.get(name, {}).items():
+                    remaining = sizes.get(field, self.counts[field])
+                    lengths[axis] = lengths[axis] // self.counts[field] * remaining
+                count += math.prod(lengths)
+        return count
+
+    def check_sizes(self, sizes: Mapping[str, int]) -> None:
+        """Raises ConfigError if the class does not accept the sizes.
+
+        Args:
+            sizes: size by field of the configuration; fields that are not ranked stay.
+        """
+        build_empty(self.model, resize(self.model.config, sizes, self._choose_layers(sizes)))
 
     def _choose_layers(self, sizes: Mapping[str, int]) -> list[int]:
         if DEPTH not in sizes:

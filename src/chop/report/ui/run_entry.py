@@ -85,7 +85,7 @@ def _error(manifest: Manifest) -> str:
 
 def _again(manifest: Manifest, command: str, folder: Path) -> str:
     """Returns the command that resumes a run; searches are resumed by their folder."""
-    is_search = manifest.kind in ("search precision", "search nas")
+    is_search = manifest.kind in ("search precision", "search nas", "search shape")
     if is_search and not manifest.settings.get("storage"):
         return f"chop search resume {shlex.quote(printable(str(folder)))}"
     return command
