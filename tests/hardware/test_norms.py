@@ -27,6 +27,13 @@ def cnv():
     )
 
 
+def test_a_norm_of_an_image_ahead_of_a_convolution(tmp_path):
+    model = nn.Sequential(nn.BatchNorm2d(2), nn.ReLU(), nn.Conv2d(2, 3, 3), nn.Flatten())
+    norm, x = {"name": "integer", "width": 8, "frac_width": 5}, images(3, 2, 5, 5)
+    _, lowered, _ = integer(trained(model), x, 4, batch_norm2d=norm)
+    check_graph(lowered, {"input": x}, 64, tmp_path)
+
+
 @pytest.mark.parametrize("weight", ["binary", "ternary", "integer"])
 @pytest.mark.parametrize("width", [2, 4, 8])
 @pytest.mark.parametrize(("net", "size", "fold"), [(tfc, 7, 98), (cnv, 11, 1000)])

@@ -70,6 +70,17 @@ def test_norms_without_a_slope_are_constants():
     assert not nothing(x).any() and nothing.out.bits == 1
 
 
+@pytest.mark.parametrize("factor", [0.0, 1e-30, 1e-12, 1e-5])
+def test_factors_far_below_the_shifts_need_no_wide_codes(factor):
+    edge = Edge.of(1.0, -(2**15), 2**15)
+    factors, shifts = torch.tensor([[factor, -factor], [0.8, -0.3]]).double()
+    operator = IntegerBatchNorm(edge, ChannelMap(factors, shifts))
+    x = torch.tensor([[9, -(2**15)]])
+    error = operator.out.decode(operator(x)) - (x * factors + shifts)
+    bound = 2**16 * max(factor * 2**-17, 2**-40)  # half a step of a factor for each unit of x
+    assert operator.out.bits <= 43 and float(error.abs().max()) <= bound
+
+
 def trained(model):
     """With statistics and parameters of batch norms that no initialization has."""
     generator = torch.Generator().manual_seed(3)
@@ -175,5 +186,62 @@ def test_a_quantized_norm_rounds_its_input_and_parameters():
 def test_norms_with_statistics_of_the_batch_are_refused():
     norm = nn.BatchNorm1d(16, track_running_stats=False)
     model = nn.Sequential(nn.Linear(20, 16), norm, nn.Linear(16, 4)).eval()
-    with pytest.raises(ConfigError, match="expected running statistics"):
+    with pytest.raises(ConfigError, match="node '_1': BatchNorm: expected running statistics"):
         integer(model, images(5, 20))
+
+
+@pytest.mark.parametrize("width", [4, 8])
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf, -1.0])
+def test_norms_without_finite_numbers_are_refused(broken, width):
+    norm = nn.BatchNorm1d(16)
+    (norm.running_var if broken < 0 else norm.running_mean)[3] = broken
+    model = nn.Sequential(nn.Linear(20, 16), norm, nn.Linear(16, 4)).eval()
+    with pytest.raises(ConfigError, match="node '_1': BatchNorm: expected finite statistics"):
+        integer(model, images(5, 20), width)
+
+
+class Joined(nn.Module):
+    """Layers whose joined results a norm reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(6, 4), nn.Linear(6, 4), nn.Linear(8, 2)
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, input):
+        return self.last(self.norm(torch.cat([self.first(input), self.second(input)], 1)))
+
+
+@pytest.mark.parametrize("width", [4, 8])
+def test_norms_of_joined_values_need_a_format(width):
+    model, x = trained(Joined()), images(9, 6)
+    message = "node 'cat': it joins .* quantize 'norm' .batch_norm1d. with a format for data_in"
+    with pytest.raises(ConfigError, match=message):
+        integer(model, x, width)
+    norm = {"name": "integer", "width": 8, "frac_width": 5}
+    small, lowered, _ = integer(model, x, width, batch_norm1d=norm)
+    assert torch.equal(lowered.model(x), small.model(x))
+
+
+class Shared(nn.Module):
+    """A norm that two layers use, and results that readers with two formats read."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, input):
+        x = self.norm(self.first(input))
+        return self.third(self.norm(self.second(x))) + self.third(x.relu())
+
+
+@pytest.mark.parametrize("width", [2, 4, 8])
+def test_a_norm_of_several_layers_and_readers(width):
+    model, x = trained(Shared()), images(9, 6)
+    small, lowered, _ = integer(
+        model, x, width, add={"name": "integer", "width": 8, "frac_width": 4}
+    )
+    kinds = [type(module) for module in lowered.model.modules()]
+    assert kinds.count(IntegerThresholds) == 3 * (width <= 4)
+    assert torch.equal(lowered.model(x), small.model(x))

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from chop.base.files import atomic_files
+from chop.base.files import atomic_files, discard_older
 from chop.base.files.temporary import scratch_folder
 from chop.base.installed import version
 from chop.errors import first_line, shorten
@@ -16,6 +16,7 @@ from chop.export.graphs.cache import from_cache
 from chop.export.graphs.flat import named_tensors
 from chop.export.language_model import (
     is_generator,
+    require_no_model,
     save_configs,
     save_tokenizer,
     why_not_generated,
@@ -41,6 +42,8 @@ FOLDED = (
 TOKENIZERS = ("openvino_tokenizer", "openvino_detokenizer")
 """Files by which openvino-genai converts texts to tokens, and tokens to texts."""
 CONVERTER = "openvino-tokenizers"
+SUFFIXES = (".xml", ".bin")
+"""Suffixes of a model's files."""
 
 
 def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
@@ -58,9 +61,11 @@ def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
 
     Raises:
         UnavailableError: if OpenVINO, onnx or onnxscript is not installed.
-        ConfigError, GraphError, VerificationError: see the export to ONNX.
+        ConfigError: also see `require_no_model`.
+        GraphError, VerificationError: see the export to ONNX.
     """
     TARGET.require()
+    require_no_model(mg, path)
     import openvino
 
     with scratch_folder("openvino") as folder:
@@ -71,7 +76,7 @@ def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
     with atomic_files(path.parent, "model") as fresh:
         openvino.save_model(model, fresh / path.name, compress_to_fp16=False)
         notes = _write_genai_files(mg, fresh, path, written["inputs"], tokenizer)
-        names = sorted(file.name for file in fresh.iterdir())
+        names = sorted(file.name for file in fresh.iterdir() if file.is_file())
     written |= {"files": [path.with_name(name) for name in names]}
     written["notes"] += notes
     if any(has_float_inputs(mg.model.get_submodule(name)) for name in written["quantized"]):
@@ -102,15 +107,16 @@ def _write_genai_files(
     used = save_tokenizer(tokenizer, folder)
     if used is not None and (reason := _convert_tokenizer(used, folder)):
         notes.append(f"openvino-genai takes only token ids, because {reason}")
+        discard_older(folder, *(f"{name}{end}" for name in TOKENIZERS for end in SUFFIXES))
     return notes
 
 
 def _convert_tokenizer(tokenizer: Any, folder: Path) -> str:
     """Writes a tokenizer as OpenVINO models, or returns the reason why that is impossible."""
-    import openvino
-
     if version(CONVERTER) is None:
         return f"{CONVERTER} is not installed: pip install {CONVERTER}, and export again"
+    import openvino
+
     try:
         from openvino_tokenizers import convert_tokenizer
 
@@ -144,13 +150,13 @@ TARGET = Target(
     "as onnx",
     "openvino",
     "openvino",
-    ".xml",
+    SUFFIXES[0],
     write,
     read,
     weights=openvino_weights,
     weight_cause=FOLDED,
     needs=NEEDS,
-    beside=(".bin",),
+    beside=SUFFIXES[1:],
     stem="openvino_model",
     takes_cache=True,
 )

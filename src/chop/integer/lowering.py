@@ -7,7 +7,8 @@ computed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -188,8 +189,9 @@ class GraphLowering:
             narrow = replace(grid, low=max(grid.low, 0), high=max(grid.high, 0))
             return self._compare(source, narrow, suffix, bound.reference)
         if row.integer is IntegerBatchNorm:
-            read = self.exact(source)
-            channels = ChannelMap.of(module, read.proven, len(self.folded.shape(source)))
+            with _naming(node):
+                read = self.exact(source)
+                channels = ChannelMap.of(module, read.proven, len(self.folded.shape(source)))
             operator: IntegerOperator = IntegerThresholds(read.proven, channels, grid)
         else:
             read = self._compare(source, grid, suffix, relu)
@@ -245,10 +247,8 @@ class GraphLowering:
     def exact(self, node: fx.Node) -> Codes:
         """Returns the exact codes of a node's result, before requantization."""
         if node not in self._exact:
-            try:
+            with _naming(node):
                 self._exact[node] = self._lower(node)
-            except ConfigError as error:
-                raise ConfigError(f"node '{node.name}': {error}") from error
         return self._exact[node]
 
     def _lower(self, node: fx.Node) -> Codes:
@@ -328,7 +328,8 @@ class GraphLowering:
         followed = [given for given in floats if given not in self.folded.static]
         if len(followed) != 1 or self.exact(followed[0]).proven.step.dim():
             raise ConfigError(
-                "it joins or moves values with different steps, and no reader has a format"
+                "it joins or moves values with different steps, and "
+                + _without_format(self.mg, node)
             )
         exact = self.exact(followed[0]).proven
         grid = Grid(exact.scalar_step, -(2**FINE_BITS), 2**FINE_BITS)
@@ -368,6 +369,15 @@ class GraphLowering:
         """Adds a call of an integer operator at the path of `node`, with an optional suffix."""
         nodes = tuple(given.node for given in inputs)
         return Codes(self.builder.call_module(node, operator, nodes, suffix), operator.out)
+
+
+@contextmanager
+def _naming(node: fx.Node) -> Iterator[None]:
+    """Adds the name of a node to errors."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"node '{node.name}': {error}") from error
 
 
 def _without_format(mg: MaseGraph, node: fx.Node) -> str:

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import subprocess
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +17,12 @@ import transformers
 from tokenizers import decoders
 
 from chop import MaseGraph
+from chop.base.files import atomic_files
+from chop.captured.record import CaptureRecord
+from chop.errors import ConfigError
+from chop.export import language_model, openvino
 from chop.export.onnx.genai import write_genai_files
+from chop.export.target import Target
 from chop.export.targets import target
 from chop.formats import parse_format_string
 from chop.pipelines.packed_weights import pack_weights
@@ -85,6 +91,7 @@ print("FOUND", json.dumps([tokens, ids, tokenizer.decode(ids)]))
 
 SHAPES = {"input_ids": [0, 0], "logits": [0, 0, VOCABULARY]}
 KEY, VALUE = (f"past_key_values.0.{part}" for part in ("key", "value"))
+CACHED = {**SHAPES, KEY: [0, 2, 0, 16], VALUE: [0, 2, 0, 16]}
 
 
 def in_client(kind):
@@ -151,11 +158,20 @@ def assert_greedy(mg, prompt, tokens):
     assert (logits.max(-1).values - chosen).max() <= TIE
 
 
+def described(config=None, generation=MappingProxyType({**STOP, **SEARCH})):
+    """A graph without nodes that has the record of a decoder: all that descriptions read."""
+    sizes = {**SIZES, **HEADS, "vocab_size": VOCABULARY, **MODELS["Llama"]}
+    config = transformers.LlamaConfig(**sizes) if config is None else config
+    generation = None if generation is None else dict(generation)
+    record = CaptureRecord("LlamaForCausalLM", config, generation_config=generation)
+    return SimpleNamespace(model=SimpleNamespace(record=record))
+
+
 def test_the_description_is_that_of_the_model(tmp_path):
     shapes = {**SHAPES, **{name: [0, 2, 0, 16] for name in (KEY, VALUE)}}
     shapes |= {name.replace("0", "1"): shape for name, shape in shapes.items() if "0" in name}
     path = tmp_path / "decoder.onnx"
-    files, notes = write_genai_files(graph("Llama"), path, shapes, tokenizer())
+    files, notes = write_genai_files(described(), path, shapes, tokenizer())
     assert notes == [] and {*files} == {*tmp_path.iterdir()}
     assert {path.with_name(x) for x in ("genai_config.json", "tokenizer.json")} < {*files}
     config = json.loads((tmp_path / "genai_config.json").read_text())
@@ -193,23 +209,20 @@ def test_the_description_is_that_of_the_model(tmp_path):
         ),
     ],
 )
-def test_decoders_that_the_library_cannot_run(config, shapes, note, tmp_path, monkeypatch):
-    mg = graph("Llama")
-    if config is not None:
-        monkeypatch.setattr(mg.model.record, "config", config)
+def test_decoders_that_the_library_cannot_run(config, shapes, note, tmp_path):
+    mg = described(config)
     files, notes = write_genai_files(mg, tmp_path / "model.onnx", {**SHAPES, **shapes}, None)
     assert (files, notes) == ([], [f"onnxruntime-genai cannot run the file, because {note}"])
     assert list(tmp_path.iterdir()) == []
 
 
-def test_settings_that_the_description_cannot_express(tmp_path, monkeypatch):
+def test_settings_that_the_description_cannot_express(tmp_path):
     """Search settings, and a tokenizer without `tokenizer.json`, are named."""
-    mg = graph("Llama")
     settings = {**STOP, "bad_words_ids": [[7]], "max_length": 99, "pad_token_id": None}
-    monkeypatch.setattr(mg.model.record, "generation_config", settings)
-    shapes = {**SHAPES, KEY: [0, 2, 0, 16], VALUE: [0, 2, 0, 16]}
     words = transformers.ByT5Tokenizer()
-    files, notes = write_genai_files(mg, tmp_path / "model.onnx", shapes, words)
+    files, notes = write_genai_files(
+        described(None, settings), tmp_path / "model.onnx", CACHED, words
+    )
     assert {*files} == {*tmp_path.iterdir()} and tmp_path / "tokenizer.json" not in files
     assert notes == [
         "onnxruntime-genai reads only tokenizers with a tokenizer.json: pass token ids",
@@ -217,6 +230,55 @@ def test_settings_that_the_description_cannot_express(tmp_path, monkeypatch):
     ]
     config = json.loads((tmp_path / "genai_config.json").read_text())
     assert (config["model"]["pad_token_id"], config["search"]["max_length"]) == (2, 99)
+
+
+@pytest.mark.parametrize(
+    "mg, shapes", [(described(), SHAPES), (described(generation=None), CACHED)]
+)
+def test_descriptions_go_with_their_decoder(mg, shapes, tmp_path):
+    """A file without a decoder loses the description of the older one, but no other file's."""
+    description = tmp_path / "genai_config.json"
+    write_genai_files(described(), tmp_path / "model.onnx", CACHED, None)
+    write_genai_files(mg, tmp_path / "classifier.onnx", shapes, None)
+    assert description.exists()
+    write_genai_files(mg, tmp_path / "model.onnx", shapes, None)
+    assert list(tmp_path.iterdir()) == []
+    description.write_text("[]")  # another program's
+    write_genai_files(mg, tmp_path / "model.onnx", shapes, None)
+    assert description.exists()
+
+
+def test_without_its_converter_the_tokenizer_is_in_no_openvino_file(tmp_path, monkeypatch):
+    """A note says how to get the converter, and no older tokenizer stays."""
+    monkeypatch.setattr(openvino, "version", lambda name: None)
+    (tmp_path / "openvino_tokenizer.xml").touch()
+    path = tmp_path / "openvino_model.xml"
+    with atomic_files(tmp_path, "model") as fresh:
+        inputs = ["input_ids", KEY, VALUE]
+        (note,) = openvino._write_genai_files(described(), fresh, path, inputs, tokenizer())
+    assert note == (
+        "openvino-genai takes only token ids, because openvino-tokenizers is not installed: pip "
+        "install openvino-tokenizers, and export again"
+    )
+    names = {file.name for file in tmp_path.iterdir()}
+    assert {"config.json", "generation_config.json", "tokenizer.json"} < names
+    assert "openvino_tokenizer.xml" not in names
+
+
+@pytest.mark.parametrize("kind", ["onnx", "openvino"])
+@pytest.mark.parametrize("weights", ["model-00001-of-00002.safetensors", "pytorch_model.bin"])
+def test_files_of_a_model_are_not_overwritten(kind, weights, tmp_path, monkeypatch):
+    """Decoders are refused in such folders before anything is computed."""
+    monkeypatch.setattr(Target, "require", lambda self: None)
+    monkeypatch.setattr(language_model, "has_cache", lambda mg: True)
+    for name in ("config.json", weights):
+        (tmp_path / name).write_text("{}")
+    path = tmp_path / target(kind).stem
+    with pytest.raises(ConfigError, match="expected a folder without another model"):
+        target(kind).export(described(), path, tokenizer())
+    assert {file.name for file in tmp_path.iterdir()} == {"config.json", weights}
+    for mg, folder in ((described(generation=None), tmp_path), (described(), tmp_path / "own")):
+        language_model.require_no_model(mg, folder / path.name)
 
 
 @pytest.mark.parametrize("kind", [in_client(kind) for kind in PYTHONS])

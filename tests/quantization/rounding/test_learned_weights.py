@@ -19,6 +19,7 @@ FORMATS = (
     "mxfp:width=4",
     "mxfp:width=6",
     "nvfp4",
+    "nvfp4:scale=mse",
     "block_fp:width=4",
     "scale_integer:width=3:granularity=group:group_size=32",
     "scale_integer:width=4:granularity=channel",

@@ -6,10 +6,13 @@ Source: `onnxruntime_genai/models/builders/base.py`, `make_genai_config`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from chop.base.files import atomic_files, write_json
+from chop.base.files.documents import read_json
+from chop.base.files.reading import NotReadableError
 from chop.captured.huggingface.cache_names import POSITIONS
 from chop.errors import enumerate_names
 from chop.export.graphs.cache import IDS, LOGITS, MASK, PARTS, PAST, PRESENT, part_name
@@ -62,8 +65,10 @@ def write_genai_files(
     """
     inputs = [name for name in shapes if name != LOGITS and not name.startswith(f"{PRESENT}.")]
     if not is_generator(mg):
+        _remove_older(path)
         return [], []
     if reason := why_not_generated(mg, inputs) or _why_not_opened(mg, shapes):
+        _remove_older(path)
         return [], [f"onnxruntime-genai cannot run the file, because {reason}"]
     settings = get_generation_settings(mg)
     with atomic_files(path.parent, FILE) as fresh:
@@ -148,6 +153,14 @@ def _why_not_opened(mg: MaseGraph, shapes: Mapping[str, Sequence[int]]) -> str:
     if not isinstance(getattr(config, "max_position_embeddings", None), int):
         return "its configuration has no max_position_embeddings"
     return ""
+
+
+def _remove_older(path: Path) -> None:
+    """Removes the description of the decoder that the file had before."""
+    description = path.with_name(FILE)
+    with suppress(OSError, NotReadableError, LookupError, TypeError):  # none, or another program's
+        if read_json(description, "config")["model"]["decoder"]["filename"] == path.name:
+            description.unlink()
 
 
 def _first_given(value: Any, default: Any) -> Any:

@@ -12,6 +12,7 @@ from torch import Tensor
 from chop.errors import enumerate_names
 from chop.export.graphs.cache import from_cache
 from chop.export.graphs.flat import named_tensors
+from chop.export.language_model import require_no_model
 from chop.export.onnx.decoded_weights import FOLDED, onnx_weights
 from chop.export.onnx.export import NEEDS, export
 from chop.export.onnx.genai import write_genai_files
@@ -32,7 +33,12 @@ def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
             files of `write_genai_files`.
         tokenizer: tokenizer of a decoder, or None.
     Returns: `path`, `notes`, and the result of `chop.export.onnx.export`.
+
+    Raises:
+        ConfigError: see `require_no_model`.
     """
+    if tokenizer is not None:
+        require_no_model(mg, path)
     written = write_in_float32(mg, path)
     files, notes = write_genai_files(mg, path, written["shapes"], tokenizer)
     written |= {"files": (*written["files"], *files), "notes": [*written["notes"], *notes]}

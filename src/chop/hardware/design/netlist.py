@@ -236,8 +236,7 @@ class _Builder:
         (source,) = node.all_input_nodes
         shape, fold = self._shape(node)[1:], self.folds.get(node.name, self.fold)
         stream = Stream.in_order(shape, encode.out)
-        rows = [get_component(type(self.mg.get_module(user))) for user in node.users]
-        spatial = max((row.spatial for row in rows if row), default=0)
+        spatial = self._spatial(node)
         if spatial and len(shape) != spatial + 1:
             raise ConfigError(
                 f"expected a batch of samples, got {self._shape(node)} for {spatial} spatial "
@@ -256,6 +255,17 @@ class _Builder:
         alone = sum(self._is(user, ENCODERS) for user in source.users) == 1
         name = self.names[source.name if alone else node.name]
         self._enter(node, name, stream, choices)
+
+    def _spatial(self, node: fx.Node) -> int:
+        """Returns the dimensions of windows over a value, also behind elementwise operators."""
+        most = 0
+        for user in node.users:
+            row = get_component(type(self.mg.get_module(user)))
+            if row and row.spatial:
+                most = max(most, row.spatial)
+            elif row and len(user.all_input_nodes) == 1 and self._shape(user) == self._shape(node):
+                most = max(most, self._spatial(user))
+        return most
 
     def _enter(self, node: fx.Node, port: str, stream: Stream, choices: Sequence[int] = ()) -> None:
         wire = Wire(self.names[node.name], stream)

@@ -10,7 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from chop.errors import ConfigError
-from chop.nn.integer.base import NO_CALL, Call, IntegerOperator, IntegerOptions, check_width
+from chop.nn.integer.base import (
+    MAX_BITS,
+    NO_CALL,
+    Call,
+    IntegerOperator,
+    IntegerOptions,
+    check_width,
+)
 from chop.nn.integer.edge import Edge, Grid
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.quantized.codes import rounded_parameter
@@ -18,6 +25,8 @@ from chop.private.torch_api import BatchNorm
 
 FACTOR_BITS = 17
 """Bits of the magnitude of the largest factor."""
+SHIFT_BITS = 40
+"""Bits of the magnitude of the largest shift, at most, unless products have more."""
 MOST_THRESHOLDS = 15
 """Maximum thresholds of a channel: those of a reader with 4 bits."""
 
@@ -42,8 +51,8 @@ class ChannelMap(NamedTuple):
             read: edge of its input; steps per channel have to be along the second dimension.
             dims: dimensions of the input, including the batch.
         Raises:
-            ConfigError: if the norm has no running statistics, or the input has steps along
-                another dimension.
+            ConfigError: if the norm has no running statistics, numbers that are not finite, or an
+                input with steps along another dimension.
         """
         assert isinstance(norm, BatchNorm)
         if norm.running_mean is None or norm.running_var is None:
@@ -59,8 +68,14 @@ class ChannelMap(NamedTuple):
         shifts = -norm.running_mean.double() * factors
         if norm.bias is not None:
             shifts = shifts + _parameter(norm, "bias")
+        factors = factors * read.step / read.divisor
+        if not bool((factors + shifts).isfinite().all()):
+            raise ConfigError(
+                "BatchNorm: expected finite statistics and parameters without a negative variance; "
+                "load a checkpoint that has them, or train again."
+            )
         shape = -1, *[1] * (dims - 2)
-        return cls((factors * read.step / read.divisor).view(shape), shifts.view(shape))
+        return cls(factors.view(shape), shifts.view(shape))
 
 
 def _parameter(norm: BatchNorm, name: str) -> Tensor:
@@ -73,8 +88,9 @@ def _parameter(norm: BatchNorm, name: str) -> Tensor:
 class IntegerBatchNorm(IntegerOperator):
     """Batch norm with running statistics: y = x m_c + b_c for channel c.
 
-    The step of y is a power of two, such that the largest m has 17 bits and a sign. Factors and
-    shifts are rounded to it; the reader rounds the result.
+    The step of y is a power of two, such that the largest m has 17 bits and a sign. It is larger if
+    b would need more than 40 bits and more than the products. Factors and shifts are rounded to it;
+    the reader rounds the result.
 
     Width: the bits of the input and those of m, plus one for b.
 
@@ -90,10 +106,10 @@ class IntegerBatchNorm(IntegerOperator):
     reads_exact = True
 
     def __init__(self, read: Edge, channels: ChannelMap) -> None:
-        exponent = _exponent(channels)
-        factor, shift = (
-            (part * 2.0**-exponent).round().clamp(-(2.0**62), 2.0**62).long() for part in channels
-        )
+        # More bits of a shift, beyond those of the products, would only widen what follows.
+        shift_bits = min(max(SHIFT_BITS, read.bits + FACTOR_BITS), MAX_BITS)
+        exponent = _exponent(channels, shift_bits)
+        factor, shift = ((part * 2.0**-exponent).round().long() for part in channels)
         zeros = _common_zeros(torch.cat([factor.flatten(), shift.flatten()]))
         factor, shift = factor >> zeros, shift >> zeros
         for end in (read.low, read.high):
@@ -121,12 +137,15 @@ class IntegerBatchNorm(IntegerOperator):
         return codes * self.factor + self.shift
 
 
-def _exponent(channels: ChannelMap) -> int:
-    """Returns the exponent of the step in which the largest factor has `FACTOR_BITS` bits."""
-    largest = float(channels.factors.abs().max()) or float(channels.shifts.abs().max())
-    exponent = math.frexp(largest)[1] - FACTOR_BITS
-    # Rounding up can need one bit more.
-    return exponent + (round(largest * 2.0**-exponent) == 1 << FACTOR_BITS)
+def _exponent(channels: ChannelMap, shift_bits: int) -> int:
+    """Returns the exponent of the least step with `FACTOR_BITS` and `shift_bits` for magnitudes."""
+    exponents = []
+    for part, bits in zip(channels, (FACTOR_BITS, shift_bits), strict=True):
+        if largest := float(part.abs().max()):
+            exponent = math.frexp(largest)[1] - bits
+            # Rounding up can need one bit more.
+            exponents.append(exponent + (round(largest * 2.0**-exponent) == 1 << bits))
+    return max(exponents, default=0)
 
 
 def _common_zeros(values: Tensor) -> int:
