@@ -19,6 +19,7 @@ FILES = {
     "utf-16": ("a.csv", (HEADER + LINES).encode("utf-16"), "save it as UTF-8"),
     "no rows": ("a.csv", HEADER, "it has no rows"),
     "empty": ("a.csv", "", "it has no rows"),
+    "empty text": ("a.txt", "", "it has no rows"),
     "commas in texts": ("a.csv", HEADER + LINES + "bad, very bad,0\n", "line 10 has 3 columns"),
     "packed parquet": (
         "a.parquet.gz",

@@ -186,6 +186,15 @@ def test_rows_survive_bars_and_lines(folder):
     assert [*found].index("method") < [*found].index("bits per weight")
 
 
+def test_a_folder_that_transformers_does_not_read_names_chop(tmp_path):
+    mg = quantized(captured("Llama"), {"model.layers.0.self_attn.o_proj": "nvfp4"}, by="name")
+    mg, _ = passes.pack_transform_pass(mg, {"silent": True})
+    TARGETS["modelopt"].export(mg, tmp_path / "model")
+    text = (tmp_path / "model" / "README.md").read_text()
+    assert "vllm serve" in text and 'load_model("FOLDER")' in text
+    assert "pip install modelopt" not in text and "from_pretrained" not in text
+
+
 @pytest.mark.parametrize("name, package", [("compressed-tensors", None), ("gptq", "gptqmodel")])
 def test_folders_of_other_tools_have_a_card(tmp_path, name, package):
     mg = quantized(captured("Llama"), {"linear": "group_integer:width=4"})

@@ -295,6 +295,8 @@ def _reason(error: BaseException) -> str:
         return "its bytes are not UTF-8; save it as UTF-8 (in a spreadsheet, 'CSV UTF-8')."
     if "corresponds to no data" in text or "No columns to parse" in text:
         return "it has no rows; expected a line of column names and a line per row."
+    if "at least one example" in text:
+        return "it has no rows; expected a text or a record per line."
     if "zstd not supported" in text:
         return "this needs zstandard: pip install zstandard."
     if "must have the same columns" in text:

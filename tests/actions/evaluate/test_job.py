@@ -12,14 +12,17 @@ import torch.nn.functional as F
 
 from chop import MaseGraph, passes, runs
 from chop.actions.evaluate import rows as rows_module
+from chop.actions.evaluate.card import add_results
 from chop.actions.evaluate.job import evaluate, get_identity, identity_of_tokenizer
 from chop.actions.evaluate.models import load_judged
-from chop.actions.evaluate.rows import get_result, measure_rows, share
+from chop.actions.evaluate.results import Evaluation
+from chop.actions.evaluate.rows import Measured, RowResult, get_result, measure_rows, share
 from chop.actions.evaluate.settings import EvaluateConfig
+from chop.actions.evaluate.tasks import TaskScore
 from chop.data.stories import story
 from chop.data.tokenizer import STORY_VOCABULARY, get_tokenizer
 from chop.errors import CheckpointError, ConfigError, UnavailableError
-from chop.ir.huggingface.card import card_rows, is_own
+from chop.ir.huggingface.card import card_rows, extend_table, is_own
 from chop.models import load_model
 from chop.runs import Journal
 from chop.statistics.intervals import wilson
@@ -419,6 +422,32 @@ def test_the_card_gets_the_results(folders, tmp_path):
     evaluate(replace(settings(folders, tmp_path / "out", card=True, limit=3), model=str(folder)))
     again = card_rows(folder / "README.md")
     assert again.keys() == rows.keys() and again != rows
+
+
+def test_a_metric_with_several_filters_has_a_row_for_each(folders, tmp_path):
+    """Tasks such as GSM8K score the same answers by several filters."""
+    folder = shutil.copytree(folders / "packed", tmp_path / "model")
+    workload = load_judged(replace(settings(folders, tmp_path), model=str(folder))).workload
+    rows = RowResult(3, 6, "perplexity", Measured(2.0, None))
+    scores = (
+        TaskScore("gsm8k", "exact_match", "strict-match", 1319, 0.25, 0.01),
+        TaskScore("gsm8k", "exact_match", "flexible-extract", 1319, 0.5, 0.02, 0.75, 0.03),
+        TaskScore("words", "acc", "none", None, 0.5, None),
+    )
+    found = Evaluation("model", "", "texts", rows, scores)
+    add_results(folder / "README.md", found, workload)
+    rows = card_rows(folder / "README.md")
+    assert rows["lm-eval gsm8k, exact_match (strict-match)"] == "0.25 ± 0.01; 1,319 questions"
+    flexible = "0.5 ± 0.02; float 0.75 ± 0.03; 1,319 questions"
+    assert rows["lm-eval gsm8k, exact_match (flexible-extract)"] == flexible
+    assert rows["lm-eval words, acc"] == "0.5"
+
+
+def test_a_card_keeps_rows_with_any_name(folders, tmp_path):
+    card = shutil.copytree(folders / "packed", tmp_path / "model") / "README.md"
+    extend_table(card, {"Score": "1", "_private": "2"})
+    extend_table(card, {"other": "3"})
+    assert {"Score": "1", "_private": "2", "other": "3"}.items() <= card_rows(card).items()
 
 
 def test_an_edited_card_stays(folders, tmp_path):

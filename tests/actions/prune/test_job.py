@@ -128,4 +128,6 @@ def test_refusals(tmp_path):
     classifier = Workload.of(torch.nn.Linear(4, 2), points, points, device="cpu")
     with pytest.raises(ConfigError, match="expected a language model"):
         prune(PruneDecoderConfig(out=tmp_path, layers=1), classifier)
+    with pytest.raises(ConfigError, match="expected a language model, and 'bert-tiny' is a model"):
+        prune(PruneDecoderConfig(out=tmp_path, layers=1, model="bert-tiny"))
     assert not (tmp_path / "model").exists()

@@ -299,6 +299,18 @@ def test_other_schemes_of_a_cache_are_ignored_with_a_reason(tmp_path, caplog):
     assert "ignored, because only FP8 with a static scale" in caplog.text
 
 
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_scale_of_a_cache_that_is_no_positive_number_is_the_reason(scale, tmp_path, caplog):
+    write_cache_scales(tmp_path)
+    name = "model.layers.1.self_attn.v_scale"
+    change_tensors(tmp_path, lambda x: x.update({name: torch.tensor([scale])}))
+    model = load_model(tmp_path)
+    reason = f"ignored, because '{name}' is {scale} instead of a positive number"
+    assert reason in caplog.text
+    with pytest.raises(ConfigError, match="expected a model from a folder with FP8 scales"):
+        chop.QuantizedCache.from_checkpoint(model)
+
+
 def test_groups_of_different_widths_apply_by_path_and_expression(tmp_path):
     settings = packed(4, 16)
     group = settings["config_groups"].pop("group_0")

@@ -99,9 +99,12 @@ def test_llama_cpp_reads_super_blocks(width, tmp_path):
     check_in_llama_cpp(mg, tmp_path / "model.gguf", "llama", most=0.03)
 
 
-def generated(path, prompt, vocabulary=VOCABULARY, count=TOKENS):
-    """Tokens, each the likeliest after those before it; logarithms of probabilities (count, V)."""
-    given = json.dumps([str(path), prompt, count, vocabulary])
+def generated(path, prompt, vocabulary=VOCABULARY, count=TOKENS, likeliest=None):
+    """Tokens, each the likeliest after those before it; logarithms of probabilities (count, V).
+
+    With `likeliest`, the logarithms of fewer tokens: the others are NaN.
+    """
+    given = json.dumps([str(path), prompt, count, likeliest or vocabulary])
     done = subprocess.run(
         [PYTHON, "-c", CLIENT, given],
         env={**os.environ, "PYTHONPATH": ""},
@@ -116,7 +119,7 @@ def generated(path, prompt, vocabulary=VOCABULARY, count=TOKENS):
     found = torch.full((count, vocabulary), float("nan"))
     for row, pairs in zip(found, steps, strict=True):
         row[[token for _, token in pairs]] = torch.tensor([x for x, _ in pairs])
-    return found.argmax(-1).tolist(), found
+    return found.nan_to_num(-torch.inf).argmax(-1).tolist(), found
 
 
 def check_in_llama_cpp(mg, path, kind, most=None):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from chop.actions.evaluate.models import find_run
-from chop.actions.evaluate.results import Evaluation
+from chop.actions.evaluate.results import NO_FILTER, Evaluation
 from chop.actions.evaluate.rows import Measured
 from chop.actions.evaluate.settings import EvaluateConfig
 from chop.actions.evaluate.tasks import TaskScore
@@ -63,15 +63,18 @@ def add_results(card: Path, evaluation: Evaluation, workload: Workload) -> None:
         table[DIVERGENCE] = f"KL divergence {rows.kl.value:.4g} nats{text}, {mean}"
         table[SAME] = formatted(rows.same, CLASSIFICATION.metric)
     for score in evaluation.tasks:
-        table[f"lm-eval {score.task}, {score.metric}"] = _format_score(score)
+        # Tasks can have a metric several times, each on other parts of the answers.
+        which = "" if score.filter == NO_FILTER else f" ({score.filter})"
+        table[f"lm-eval {score.task}, {score.metric}{which}"] = _format_score(score)
     extend_table(card, table)
 
 
 def _format_score(score: TaskScore) -> str:
-    """Returns the metric of a task with its standard error, and that of the float model."""
+    """Returns the metric of a task, that of the float model, and the number of questions."""
     numbers = {"": (score.own, score.stderr), "; float ": (score.reference, score.reference_stderr)}
-    return "".join(
+    text = "".join(
         f"{name}{value:.4g}" + ("" if error is None else f" ± {error:.2g}")
         for name, (value, error) in numbers.items()
         if value is not None
     )
+    return text if score.questions is None else f"{text}; {score.questions:,} questions"

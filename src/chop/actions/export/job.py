@@ -139,7 +139,8 @@ def _plan(name: str, loaded: Loaded) -> Plan:
     try:
         graph, changes = nearest_graph(target(name), loaded.mg, loaded.source)
     except ChopError as error:
-        raise type(error)(f"{name}: {error}\nNo files were written.") from error
+        text = str(error).removeprefix(f"{name}: ")
+        raise type(error)(f"{name}: {text}\nNo files were written.") from error
     return Plan(graph, tuple(changes))
 
 

@@ -14,6 +14,7 @@ from chop.actions.evaluate.rows import Measured, RowResult, get_result, measure_
 from chop.actions.prune.settings import SIZES
 from chop.base.files import atomic_files
 from chop.errors import ConfigError
+from chop.models import BUILTIN_MODELS, builtin_model
 from chop.report.report import Cell, Step
 from chop.runs import Journal
 from chop.train import CAUSAL_LM
@@ -39,13 +40,20 @@ def load_decoder(config: WorkloadConfig, workload: Workload | None, command: str
     Raises:
         ConfigError: the model is none.
     """
+    name = builtin_model(config.model) if workload is None else None
+    if name is not None:
+        _check_task(name, BUILTIN_MODELS[name].task, command)  # before it is trained
     loaded = workload_for(config, workload)
-    if loaded.task.name != CAUSAL_LM:
-        raise ConfigError(
-            f"{command}: expected a language model, and '{loaded.name}' is a model for "
-            f"{loaded.task.name}; passes.prune_transform_pass prunes other models."
-        )
+    _check_task(loaded.name, loaded.task.name, command)
     return loaded
+
+
+def _check_task(name: str, task: str, command: str) -> None:
+    if task != CAUSAL_LM:
+        raise ConfigError(
+            f"{command}: expected a language model, and '{name}' is a model for {task}; "
+            "passes.prune_transform_pass prunes other models."
+        )
 
 
 def calibration_texts(workload: Workload, rows: int) -> Iterator[dict[str, Tensor]]:

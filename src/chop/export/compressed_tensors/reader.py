@@ -147,10 +147,15 @@ def _take_cache_scales(
     """
     own = {name: tensors.pop(name) for name in [*tensors] if CACHE_SCALES.search(name)}
     scales: dict[str, dict[int, float]] = {"k": {}, "v": {}}
+    reason = "only FP8 with a static scale of keys and values in each layer is supported"
     for name, x in own.items():
         place = LAYER_SCALE.search(name)
-        if place is not None and x.numel() == 1 and 0 < float(x) < math.inf:
+        if place is None or x.numel() != 1:
+            continue
+        if 0 < float(x) < math.inf:
             scales[place[2]][int(place[1])] = float(x)
+        elif is_fp8:
+            reason = f"'{name}' is {float(x)} instead of a positive number"
     layers = [*range(config.get("num_hidden_layers") or 0)]
     if is_fp8 and layers == sorted(scales["k"]) == sorted(scales["v"]):
         log.warning(
@@ -164,9 +169,8 @@ def _take_cache_scales(
         }
         return {KV_SCALES: lists}
     log.warning(
-        "%s: %s: the key-value cache stays in float; its scales are ignored, because only FP8 with "
-        "a static scale of keys and values in each layer is supported.",
-        *(folder, CACHE),
+        "%s: %s: the key-value cache stays in float; its scales are ignored, because %s.",
+        *(folder, CACHE, reason),
     )
     return {}
 

@@ -58,12 +58,21 @@ OTHER = """The folder has the layout of {method}. Engines with support for it lo
 vllm serve FOLDER
 ```
 
-transformers needs `pip install {package}`:
+{python}"""
+BY_TRANSFORMERS = """transformers needs `pip install {package}`:
 
 ```python
 from transformers import {name}
 
 model = {name}.from_pretrained("FOLDER")
+```
+"""
+BY_CHOP = """transformers does not read this layout, chop does (`pip install mase-chop`):
+
+```python
+from chop.models import load_model
+
+model = load_model("FOLDER")
 ```
 """
 
@@ -163,7 +172,7 @@ def card_rows(card: Path) -> dict[str, str]:
         text = read_text(card, "config", errors="replace")
     except (OSError, ConfigError):
         return {}
-    rows = re.findall(r"^\| ([a-z][^|]*) \| (.+) \|$", text, re.M) if MARK.search(text) else []
+    rows = re.findall(r"^\| (\w[^|]*) \| (.+) \|$", text, re.M) if MARK.search(text) else []
     return {name: value.replace(r"\|", "|").replace(r"\<", "<") for name, value in rows}
 
 
@@ -185,14 +194,23 @@ def card_text(folder: Path, facts: CardFacts) -> str:
         **facts.rows,
         VERSIONS: _versions(),
     }
-    how = OWN if method == METHOD else OTHER
+    how = OWN.format(name=name) if method == METHOD else _use_of_others(name, method)
     parts = [
         f"---\n{_yaml(metadata)}---\n",
         f"# {_cell(base or name)}, quantized by chop\n",
         _table(table),
-        how.format(name=name, method=method, package=PACKAGES.get(method, method)),
+        how,
     ]
     return _signed("\n".join(parts) + "\n")
+
+
+def _use_of_others(name: str, method: str) -> str:
+    """Returns how to load a folder with the layout of another tool."""
+    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
+
+    python = BY_TRANSFORMERS if method in AUTO_QUANTIZATION_CONFIG_MAPPING else BY_CHOP
+    package = PACKAGES.get(method, method)
+    return OTHER.format(method=method, python=python.format(name=name, package=package))
 
 
 def _table(rows: Mapping[str, str]) -> str:

@@ -91,7 +91,7 @@ def prune_decoder(
     Returns: the pruned model, with the importance of layers.
 
     Raises:
-        ConfigError: a size is not smaller than the model's, or the model cannot be pruned.
+        ConfigError: a size is larger than the model's, or the model cannot be pruned.
     """
     given = (num_hidden_layers, intermediate_size, num_key_value_heads, hidden_size)
     sizes = {name: size for name, size in zip(SIZES, given, strict=True) if size is not None}
@@ -108,7 +108,7 @@ class RankedDecoder:
             ranked.
 
     Raises:
-        ConfigError: a size is not smaller than the model's, or the model cannot be pruned.
+        ConfigError: a size is larger than the model's, or the model cannot be pruned.
     """
 
     def __init__(
