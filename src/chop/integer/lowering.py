@@ -149,8 +149,9 @@ class GraphLowering:
             return self.call(node, Constant.of(self.folded.values[node], grid), (), suffix)
         if isinstance(grid, BlockGrid):
             return self._code_blocks(node, grid, suffix)
-        if node.op == "placeholder":
-            return self.call(node, Encode(grid), (Codes(self._inputs[node], None),), suffix)
+        source = self._scaled_input(node)
+        if source is not None:
+            return self.call(node, Encode(grid), (Codes(source, None),), suffix)
         if is_moved(self.mg, node, self.folded):
             sources: list[Codes] = []
 
@@ -233,6 +234,20 @@ class GraphLowering:
         if None in inputs.values():
             return None
         return self._move(node, lambda given: inputs.get(given) or self._argument(given))
+
+    def _scaled_input(self, node: fx.Node) -> fx.Node | None:
+        """Returns a real graph input, possibly scaled by float batch norms; None for other nodes.
+
+        The host computes such norms ahead of the encoder.
+        """
+        is_norm = self.mg.operator(node).integer is IntegerBatchNorm
+        is_float = is_norm and not isinstance(self.mg.get_module(node), QuantizedOperator)
+        if is_float and node not in self._inputs:
+            (given,) = node.all_input_nodes
+            source = self._scaled_input(given) or self.unrounded_input(given)
+            if source is not None:
+                self._inputs[node] = self.builder.again(node, lambda _: source)
+        return self._inputs.get(node)
 
     def _round(self, node: fx.Node, grid: AnyGrid, suffix: str) -> Codes:
         exact = self.exact(node)

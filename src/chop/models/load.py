@@ -26,6 +26,7 @@ from chop.errors import (
 from chop.export.foreign.loading import fresh_model
 from chop.export.foreign.readers import check_method, get_reader, load
 from chop.export.gguf.header import gguf_file
+from chop.export.onnx.qonnx_reader import is_qonnx, read_module
 from chop.ir.huggingface.architecture import check_architectures, named_class
 from chop.ir.huggingface.config_file import (
     check_config,
@@ -89,9 +90,9 @@ def load_model(
         name_or_path: a built-in name (`mlp`, `cnn`, `vit`, `bert-tiny`, `gpt-tiny`; untrained,
             `chop.train.load_trained` trains them), a folder of `save_pretrained`, a folder of
             compressed-tensors, GPTQ, AWQ, ModelOpt or FP8, a GGUF file or a folder with only one,
-            the hub name of any of these, `org/name/file.gguf` on the hub, `file.py:Net`, or
-            `timm:NAME`. A folder with a model takes precedence over a built-in name; `builtin:cnn`
-            always selects the built-in model.
+            the hub name of any of these, `org/name/file.gguf` on the hub, a QONNX file (`.onnx`),
+            `file.py:Net`, or `timm:NAME`. A folder with a model takes precedence over a built-in
+            name; `builtin:cnn` always selects the built-in model.
         num_labels: classes of the classification head; by default those of the model.
         task: `text-classification`, `image-classification`, `token-classification`,
             `semantic-segmentation`, `text-generation`, `fill-mask` or `feature-extraction`. The
@@ -121,6 +122,8 @@ def load_model(
         report_choice(name, BUILTIN_MODELS, "model", builtin)
         if builtin is not None:
             return _build(builtin, num_labels).eval()
+        if is_qonnx(name):
+            return _from_qonnx(name, pretrained)
         if is_own(name):
             return build_own(name, num_labels, weights, pretrained).eval()
         return _from_checkpoint(name, num_labels, task, pretrained).eval()
@@ -134,6 +137,12 @@ def _build(name: str, num_labels: int | None) -> nn.Module:
             f"{num_labels}."
         )
     return builtin.build(builtin.num_labels if num_labels is None else num_labels)
+
+
+def _from_qonnx(name: str, pretrained: bool) -> nn.Module:
+    if not pretrained:
+        raise ConfigError(f"pretrained: '{name}' has its weights in its graph; expected True.")
+    return read_module(Path(name).expanduser())
 
 
 def _from_checkpoint(

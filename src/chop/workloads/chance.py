@@ -15,6 +15,7 @@ from chop.models.own import describe_drawn_weights
 from chop.train.evaluator import Evaluator
 from chop.train.intervals import FEW_ROWS, Score
 from chop.train.metric import CONSTANTS, GUESSED
+from chop.train.task import JUDGED
 from chop.workloads.settings import WorkloadConfig
 from chop.workloads.workload import Workload
 
@@ -33,6 +34,8 @@ def check_float_model(workload: Workload, config: WorkloadConfig) -> None:
     """Measures the float model on at most `LOOKED_AT` test rows, see `check_scores`."""
     if workload.judge is not None:
         check_judged(workload, config)
+        return
+    if workload.task.name == JUDGED:  # rows without labels
         return
     rows = workload.test.spread(LOOKED_AT)
     check_scores({"test": workload.score(workload.model, rows)}, workload, config)

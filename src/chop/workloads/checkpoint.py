@@ -32,6 +32,7 @@ from chop.data import (
 )
 from chop.data.builtin_names import PREFIX
 from chop.errors import MOST_NAMES, ConfigError, check_known, did_you_mean, enumerate_names
+from chop.export.onnx.qonnx_reader import is_qonnx
 from chop.models import BUILTIN_MODELS, builtin_model, check_own, is_own, load_model, read_config
 from chop.models.load import continues_texts
 from chop.runs import MANIFEST
@@ -148,7 +149,8 @@ def _load_data(config: WorkloadConfig) -> DatasetDict:
 
 def _architecture(name: str) -> str:
     """Returns the class name in a checkpoint's configuration; "" if it is missing."""
-    return "" if is_own(name) else (read_config(name).architectures or [""])[0]
+    has_none = is_own(name) or is_qonnx(name)
+    return "" if has_none else (read_config(name).architectures or [""])[0]
 
 
 def _get_task(config: WorkloadConfig, data: DatasetDict) -> Task:

@@ -17,6 +17,7 @@ from chop.base.notices import assume, collected_assumptions, forget_assumptions
 from chop.data.builtin_names import MARK, plain_name, report_choice
 from chop.data.load import SPLIT_OFF, builtin_dataset
 from chop.errors import ConfigError
+from chop.export.onnx.qonnx_reader import is_qonnx
 from chop.models import BUILTIN_MODELS, builtin_model, check_is_in_file
 from chop.train import (
     VALIDATION_SHARE,
@@ -38,6 +39,7 @@ from chop.workloads.fingerprints import fingerprint_of_rows, fingerprint_of_weig
 from chop.workloads.judging import build_judge, build_task
 from chop.workloads.pictures import SETTINGS
 from chop.workloads.probe import assume_scaled_logits, check_forward, check_weights
+from chop.workloads.quantized_file import check_takes_formats, random_workload
 from chop.workloads.settings import JudgedConfig, WorkloadConfig
 from chop.workloads.standard_labels import with_standard_labels
 from chop.workloads.workload import CHECKPOINT_EPOCHS, CHECKPOINT_LR, Training, Workload
@@ -118,6 +120,9 @@ def load_workload(config: WorkloadConfig) -> Workload:
 def _load(config: WorkloadConfig, place: torch.device, name: str | None) -> Workload:
     """Loads the workload of the settings; `name` is that of a built-in model, else None."""
     report_choice(config.model, BUILTIN_MODELS, "model", name)
+    check_takes_formats(config)
+    if is_qonnx(config.model) and config.dataset is None:
+        return random_workload(config, place)
     functions = config.own_functions
     if name is not None:
         _check_is_of_builtin(config, name)

@@ -59,7 +59,7 @@ class WorkloadConfig:
     Attributes:
         model: built-in name, folder, hub name, or file.py:Net. A folder is a Hugging Face model.
             The file of `file.py:Net`, a class or function, is executed. `timm:NAME` is a timm
-            model.
+            model. chop emit and chop lower also take a QONNX file (.onnx).
         dataset: built-in name, local file or folder, or hub name. A local one is a table, a folder
             of images per class, or images/ with masks/. Default: the built-in model's own.
         out: folder for all results.
@@ -99,6 +99,9 @@ class WorkloadConfig:
             medium lets packed layers round to bfloat16 where that is faster. Accuracy, perplexity
             and KL are measured in the highest. Default: torch's setting, highest.
     """
+
+    takes_formats: ClassVar[bool] = False
+    """True if the job takes a model that is quantized already, with its own number formats."""
 
     model: str = "vit"
     dataset: str | None = None

@@ -42,6 +42,7 @@ from chop.train.feed import bound_task
 from chop.train.intervals import Score, compute_interval, constant_score, counted, interval_note
 from chop.train.judge import Judge
 from chop.train.metrics import accuracy
+from chop.train.task import JUDGED
 from chop.train.tasks import CLASSIFICATION, JUDGED_TASK
 from chop.train.text_labels import with_numbered_texts
 from chop.train.train_loop import Progress
@@ -277,9 +278,9 @@ class Workload:
     def count_test(self, count: int | None = None) -> str:
         """Returns the number and name of test rows, all by default: `246 test rows`.
 
-        Rows of a judging function are just rows.
+        Rows without labels are just rows.
         """
-        kind = "" if self.judge is not None else f"{self.get_name('test')} "
+        kind = "" if self.task.name == JUDGED else f"{self.get_name('test')} "
         return f"{len(self.test) if count is None else count} {kind}rows"
 
     @property

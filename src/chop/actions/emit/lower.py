@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from chop.actions.starting_run import (
     config_of_run,
     read_graph,
 )
+from chop.errors import ConfigError
+from chop.export.onnx.qonnx_reader import is_read
 from chop.formats import NumberFormat, QuantSpec, parse_format_string
 from chop.formats.base import INPUT_OPERANDS
 from chop.integer.golden import GOLDEN, Golden, golden_values
@@ -32,7 +34,7 @@ from chop.statistics.intervals import Interval, wilson_of_share
 from chop.train.calibration import calibrated, calibration_batches
 from chop.train.intervals import FEW_ROWS, format_interval
 from chop.train.tasks import CLASSIFICATION
-from chop.workloads.workload import Workload, raise_for_integers
+from chop.workloads.workload import Workload, raise_for_integers, raise_to_graph
 
 
 def lower(config: LowerConfig, workload: Workload | None = None) -> dict[str, Any]:
@@ -169,6 +171,8 @@ def lower_workload(workload: Workload, config: LoweringConfig, rows: int) -> Low
     Raises:
         ConfigError: if the model has no integer form.
     """
+    if is_read(workload.model):
+        return _lower_as_read(workload, config, rows)
     announce(workload.title, "quantizing and lowering")
     number_format = parse_format_string(config.formats)
     label = number_format.label
@@ -191,6 +195,21 @@ def lower_workload(workload: Workload, config: LoweringConfig, rows: int) -> Low
     quantized, _ = passes.calibrate_transform_pass(quantized, static)
     settings = {"internal_bits": config.internal_bits}
     return lower_and_compare(quantized, label, workload, rows, settings)
+
+
+def _lower_as_read(workload: Workload, config: LoweringConfig, rows: int) -> Lowering:
+    """Lowers the model of a QONNX file in the formats of its nodes."""
+    default = LoweringConfig.formats
+    if config.formats != default or config.start_from is not None:
+        given = "start_from" if config.start_from is not None else "formats"
+        raise ConfigError(f"{given}: '{workload.name}' has its own number formats; remove it.")
+    announce(workload.title, "lowering")
+    quantized = raise_to_graph(workload, with_cache=False)
+    settings = {"internal_bits": config.internal_bits}
+    lowering = lower_and_compare(quantized, "the formats of its file", workload, rows, settings)
+    # Without its formats, it is not the float model that was trained.
+    shares = {name: x for name, x in lowering.info["accuracy"].items() if name != "float"}
+    return replace(lowering, info={**lowering.info, "accuracy": shares})
 
 
 def _started(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from chop.config import MORE, Range
 from chop.workloads.settings import WorkloadConfig
@@ -26,6 +26,8 @@ class LoweringConfig(WorkloadConfig):
 
     The other settings are those of `WorkloadConfig`.
     """
+
+    takes_formats: ClassVar[bool] = True
 
     formats: str = "8.auto"
     start_from: Path | None = field(default=None, metadata=MORE)
