@@ -12,7 +12,7 @@ NAMES = sorted(path.stem for path in Path(templates.__file__).parent.glob("*.jin
 
 
 def test_each_template_refuses_missing_names():
-    assert NAMES == ["ports.h", "simulation.sv", "testbench.sv"]
+    assert {"axis.sv", "Makefile", "ports.h", "simulation.sv", "testbench.sv"} < {*NAMES}
     for name in NAMES:
         with pytest.raises(UndefinedError):
             render(name, ports=())

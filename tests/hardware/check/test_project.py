@@ -36,6 +36,7 @@ def write(folder, change=lambda document: None):
 FIFO = {"name": "f", "source": "joined", "target": "probe", "depth": 3}
 HOSTILE = {
     "command": lambda d: d.update(top="top; exec -- touch ran"),
+    "wrapper": lambda d: d.update(wrapper="top; exec -- touch ran"),
     "option": lambda d: d.update(top="-f"),
     "lines": lambda d: d.update(top="top\nendmodule"),
     "path": lambda d: d["ports"][0].update(name="../../x"),

@@ -22,6 +22,7 @@ from chop.actions.emit.page import (
     equal_outputs,
     fifo_blocks,
     interface_table,
+    wrapper_blocks,
 )
 from chop.actions.emit.settings import EmitConfig
 from chop.actions.emit.timing import circuit_timing, timing_blocks
@@ -33,14 +34,16 @@ from chop.base.files.locks import LOCK_FILE
 from chop.errors import CheckpointError, ConfigError, UnavailableError
 from chop.formats import parse_format_string
 from chop.hardware.check.emitted import KIND, display_step, verify, write_circuit, write_folds
-from chop.hardware.check.project import Project, describe_project
+from chop.hardware.check.project import BOARD, Project, describe_project
 from chop.hardware.check.vectors import get_codes
 from chop.hardware.check.verify import Codes, checks, trace
+from chop.hardware.costs.board import check_pins, write_board
 from chop.hardware.costs.devices import RESOURCES as COUNTED
 from chop.hardware.costs.devices import XC7, parse_device
 from chop.hardware.costs.estimate import describe_estimate, design_usage
 from chop.hardware.costs.place import check_device, check_fits, place
 from chop.hardware.costs.synth import RESOURCES, synthesize
+from chop.hardware.design.axis import with_axi_stream
 from chop.hardware.design.dataflow import dataflow_svg
 from chop.hardware.design.design import Design
 from chop.hardware.design.emit import emit as emit_design
@@ -155,8 +158,12 @@ def _emit(
             planned = emit_design(
                 lowering.integer, folding.fold, folds=folding.folds, soft=folding.soft
             )
+        if config.wrap == "axi-stream":
+            planned = with_axi_stream(planned)
         if config.place:
             check_fits(planned, config.placed_on, has_multipliers)
+        if config.pins is not None:
+            check_pins(config.pins, describe_project(planned))
         size = check_products(planned, lowering.integer, config.fold, config.force)
         unmet = unmet_fold(planned, lowering.integer, config.fold)
         codes = _write(planned, lowering, folder)
@@ -166,6 +173,7 @@ def _emit(
     design, simulations = verified.design, verified.verification
     project = describe_project(design)
     write_text(folder / "dataflow.svg", dataflow_svg(design))
+    write_board(folder, project, config.clock_mhz, config.placed_on, has_multipliers, config.pins)
     resources, uncounted = _counted(config, folder, project, has_multipliers)
     placement: dict[str, Any] = {}
     if config.place:
@@ -177,6 +185,7 @@ def _emit(
             config.place_seeds or 3,
             measured,
             has_multipliers,
+            config.pins,
         )
     if config.wave:
         with display_step("tracing the first sample"):
@@ -303,6 +312,7 @@ def _blocks(title: str, result: Mapping[str, Any], design: Design) -> list[Block
         Heading("Interface"),
         *(Note(text, is_printed=False) for text in (HANDSHAKE, LANES, VALUES)),
         interface_table(design),
+        *wrapper_blocks(design),
         *timing_blocks(result["timing"]),
         Heading("Verification"),
         Table(f"{title}: RTL against the integer graph", verified),
@@ -320,6 +330,7 @@ def _blocks(title: str, result: Mapping[str, Any], design: Design) -> list[Block
     if result["placement"]:
         used = _utilization(result["placement"])
         blocks += [Heading("Placement"), Note(_placed_sentence(result["placement"]))]
+        blocks += [Note(_pins_sentence(result["placement"]))]
         blocks += [Table("Used after routing", used, is_printed=False)]
     components = Table("Lanes and cycles by component", _component_rows(result), is_printed=False)
     return [*blocks, Heading("Components"), components]
@@ -344,6 +355,16 @@ def _placed_sentence(placement: Mapping[str, Any]) -> str:
             f"in {path['levels']} levels of cells and {path['wire_ns']} ns in wires."
         )
     return sentence
+
+
+def _pins_sentence(placement: Mapping[str, Any]) -> str:
+    """States whether a board can use the bitstream."""
+    if placement["pins"]:
+        return f"The pins are those of {placement['pins']}, see the folder {BOARD}."
+    return (
+        "No pin constraints: the bitstream is for timing only. For a board, give a file with its "
+        f"sites (pins); the examples in the folder {BOARD} list all pins."
+    )
 
 
 def _utilization(placement: Mapping[str, Any]) -> list[dict[str, Any]]:

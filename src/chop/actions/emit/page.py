@@ -7,6 +7,7 @@ from typing import Any
 
 from chop.actions.emit.timing import latency_tile
 from chop.hardware.costs.estimate import describe_estimate
+from chop.hardware.design.axis import axis_name
 from chop.hardware.design.connect import Link
 from chop.hardware.design.dataflow import Dataflow, build_dataflow
 from chop.hardware.design.design import Design
@@ -35,6 +36,13 @@ VALUES = (
     "after preprocessing such as the scaling of pixels. The value of an output is its code times "
     "the value of a code. A classifier has an output element for each class, and the largest value "
     "is its answer."
+)
+AXI_STREAM = (
+    "rtl/top_axis.sv has the same ports as AXI4-Stream, with the clock aclk and the synchronous "
+    "reset aresetn, active low, and was simulated around top. A beat has its codes in the lowest "
+    "bits of tdata. Inputs ignore the padding above them; outputs have zeros there, tkeep of all "
+    "ones, and tlast at the last beat of a sample. tlast of inputs is checked: frame_error stays "
+    "high until the reset after a tlast at another beat, or a last beat without it."
 )
 BOTTLENECK, CRITICAL = "bottleneck", "critical path"
 NEAR = 0.9
@@ -76,6 +84,24 @@ def interface_table(design: Design) -> Table:
     """Returns the table of ports: signals, lanes, bits, beats, code values, and element order."""
     rows = [about.row for about in describe_interface(design.netlist)]
     return Table("Ports of the circuit", rows, is_printed=False)
+
+
+def wrapper_blocks(design: Design) -> list[Block]:
+    """Returns the AXI4-Stream ports of a wrapped design; nothing without a wrapper."""
+    if not design.wrapper:
+        return []
+    rows = [
+        {
+            "port": port.name,
+            "signals": f"{axis_name(port)}_*",
+            "tdata bits": 8 * port.bytes,
+            "padding bits": 8 * port.bytes - port.bits,
+            "beats until tlast": port.beats,
+        }
+        for port in design.ports
+    ]
+    title = f"AXI4-Stream ports of {design.wrapper}"
+    return [Note(AXI_STREAM, is_printed=False), Table(title, rows, is_printed=False)]
 
 
 def equal_outputs(design: Design, verification: Sequence[Mapping[str, Any]]) -> Table:

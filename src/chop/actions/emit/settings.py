@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from chop.actions.emit.lower_settings import LoweringConfig
 from chop.config import MORE, Range
@@ -37,8 +37,13 @@ class EmitConfig(LoweringConfig):
         place_on: device to place on, such as ecp5-85. Others are ecp5-25, ecp5-45 (speed grade 6)
             and ice40-hx8k. Default: that of device, else ecp5-85.
         place_seeds: number of placements, of which the median counts. Default: 3.
-        clock_mhz: clock frequency for latency and interval in microseconds, if the circuit is not
-            placed.
+        pins: pin constraints of a board for place. The file has a site for each pin of the
+            circuit: .lpf for ECP5, .pcf for iCE40. board/pins.lpf.example in the output folder
+            lists all pins. Default: nextpnr chooses the pins, for timing only.
+        clock_mhz: clock frequency in the constraints for synthesis tools. If the circuit is not
+            placed, also that for latency and interval in microseconds.
+        wrap: ports of a module around the circuit. With axi-stream, `rtl/top_axis.sv` has
+            AXI4-Stream ports, and the circuit is verified through it.
         wave: write a trace of the first sample, `wave.vcd`.
         check_only: repeat the checks of a circuit: RUN or `out`. It verifies the hashes of all
             files, emits the circuit again to compare it, and repeats every simulation with its
@@ -57,11 +62,14 @@ class EmitConfig(LoweringConfig):
     place: bool = False
     place_on: str | None = None
     place_seeds: Annotated[int | None, Range(1, 1000)] = field(default=None, metadata=MORE)
+    pins: Path | None = None
     clock_mhz: Annotated[float, Range(1e-3, 1e5)] = field(default=100.0, metadata=MORE)
+    wrap: Literal["none", "axi-stream"] = "none"
     wave: bool = field(default=False, metadata=MORE)
     check_only: bool = False
 
     def __post_init__(self) -> None:
+        from chop.hardware.costs.board import check_pins_file
         from chop.hardware.costs.devices import parse_device
 
         super().__post_init__()
@@ -77,6 +85,10 @@ class EmitConfig(LoweringConfig):
             raise ConfigError("place_on: add place, or leave place_on out.")
         if self.place_seeds is not None and not self.place:
             raise ConfigError("place_seeds: add place, or leave place_seeds out.")
+        if self.pins is not None:
+            if not self.place:
+                raise ConfigError("pins: add place, or leave pins out.")
+            check_pins_file(self.pins, self.placed_on)
         if self.place:
             self._check_family()
 

@@ -20,6 +20,8 @@ from chop.base.installed import __version__
 from chop.base.native import cores
 from chop.errors import CheckpointError, ChopError, VerificationError
 from chop.hardware.check.project import (
+    BOARD,
+    BUILD,
     DESIGN,
     Project,
     describe_project,
@@ -29,6 +31,7 @@ from chop.hardware.check.project import (
 from chop.hardware.check.testbench import VECTORS, testbench_files
 from chop.hardware.check.vectors import get_codes, write_vectors
 from chop.hardware.check.verify import Check, Codes, Verification, check_sources, checks, run_check
+from chop.hardware.design.axis import with_axi_stream
 from chop.hardware.design.design import Design, with_fifo_depths
 from chop.hardware.design.emit import UNFOLDED
 from chop.hardware.design.emit import emit as emit_design
@@ -112,7 +115,9 @@ def write_circuit(design: Design, codes: Codes, folder: Path) -> None:
     write_vectors(design, codes, folder)
     make_folder(folder / BENCH)
     samples = len(next(iter(codes.values())))
-    bench = testbench_files(design.top, design.ports, samples, design.interval, design.memories)
+    bench = testbench_files(
+        design.top, design.ports, samples, design.interval, design.memories, design.wrapper
+    )
     for name, text in bench.items():
         write_text(folder / BENCH / name, text)
 
@@ -201,6 +206,8 @@ def _emitted_again(folder: Path, mg: MaseGraph, manifest: runs.Manifest) -> Desi
         design = emit_design(mg, fold, folds=folds, soft=soft)
     except ChopError as error:
         raise VerificationError(f"the model of '{folder}' has no circuit: {error}") from None
+    if manifest.settings.get("wrap") == "axi-stream":
+        design = with_axi_stream(design)
     return _with_depths(design, folder) if manifest.settings.get("shrink_fifos") else design
 
 
@@ -293,9 +300,10 @@ def _check_files(folder: Path, manifest: runs.Manifest) -> None:
                 f"'{folder / path}' was changed after the manifest was written. Emit the circuit "
                 "again, or run the changed one with its testbench."
             )
-    for name in FOLDERS:
+    for name in (*FOLDERS, BOARD):
         for file in sorted((folder / name).rglob("*")):
-            if file.is_file() and file.relative_to(folder).as_posix() not in known:
+            path = file.relative_to(folder).as_posix()
+            if file.is_file() and path not in known and not path.startswith(f"{BUILD}/"):
                 raise VerificationError(f"'{file}' is not in the manifest.")
 
 

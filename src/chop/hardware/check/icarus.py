@@ -20,7 +20,7 @@ from chop.hardware.check.testbench import (
 )
 from chop.hardware.design.plan import RTL
 from chop.hardware.design.verilog import sources
-from chop.hardware.harness.top import CHECK, SIMULATION, simulation_top, violated_streams
+from chop.hardware.harness.top import AXIS, CHECK, SIMULATION, simulation_top, violated_streams
 
 TESTBENCH = "testbench"
 PROGRAM = "simulation.vvp"
@@ -57,12 +57,13 @@ def _sources(work: Path, stimulus: Stimulus) -> list[Path]:
     project = stimulus.project
     bench = testbench(SIMULATION, project.ports, stimulus.samples, interval=project.interval)
     texts = {
-        SIMULATION: simulation_top(project.top, project.ports, project.streams),
+        SIMULATION: simulation_top(project),
         TESTBENCH: bench,
     }
     own = {path.name: path for path in list_sources(work)}
     # Later entries replace earlier ones: a module of the project is the one under test.
-    paths = {f"{CHECK}.sv": RTL / f"{CHECK}.sv", **sources(bench), **own}
+    checkers = {f"{name}.sv": RTL / f"{name}.sv" for name in (CHECK, AXIS)}
+    paths = {**checkers, **sources(bench), **own}
     for module, text in texts.items():
         # The leading dot avoids the names of the linked project files.
         paths[f"{module}.sv"] = work / f".{module}.sv"

@@ -16,11 +16,16 @@ from chop.base.files.reading import read_bytes, read_text
 from chop.base.notices import warn_once
 from chop.config import parse
 from chop.errors import CheckpointError, ConfigError
+from chop.hardware.design.axis import FRAME_ERROR, axis_signals
 from chop.hardware.design.design import Design
 from chop.hardware.design.netlist import Boundary
 from chop.hardware.design.port import Port
 
 DESIGN = "design.json"
+BOARD = "board"
+"""Folder of constraints and scripts of synthesis tools."""
+BUILD = f"{BOARD}/build"
+"""Folder with the results of these tools, which are no part of the circuit."""
 NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 """Pattern of names of modules, ports and streams, which become parts of sources and paths."""
 WIDEST, LONGEST = 2**24, 2**40
@@ -84,6 +89,7 @@ class Project:
         interval: cycles between two samples without stalls.
         codes: meaning of the codes of each port, by port name.
         fifos: FIFOs of the top module.
+        wrapper: name of the module around the top module, with AXI4-Stream ports; empty for none.
     """
 
     top: str
@@ -92,6 +98,30 @@ class Project:
     interval: int
     codes: Mapping[str, PortCodes]
     fifos: tuple[Fifo, ...] = ()
+    wrapper: str = ""
+
+    @property
+    def outermost(self) -> str:
+        """Name of the module that a board instantiates: the wrapper, if there is one."""
+        return self.wrapper or self.top
+
+    @property
+    def clock(self) -> str:
+        """Clock of the outermost module."""
+        return "aclk" if self.wrapper else "clk_i"
+
+    @property
+    def signals(self) -> list[tuple[str, int]]:
+        """Name and bits of each signal of the outermost module."""
+        if self.wrapper:
+            axis = [signal for port in self.ports for signal in axis_signals(port)]
+            return [(self.clock, 1), ("aresetn", 1), *axis, (FRAME_ERROR, 1)]
+        streams = [
+            pair
+            for port in self.ports
+            for pair in zip(port.signals, (port.bits, 1, 1), strict=True)
+        ]
+        return [(self.clock, 1), ("rst_ni", 1), *streams]
 
 
 def describe_project(design: Design) -> Project:
@@ -102,7 +132,9 @@ def describe_project(design: Design) -> Project:
         Fifo(link.name, link.source, link.targets[0], link.parameters["DEPTH"])
         for link in design.fifos
     )
-    return Project(design.top, design.ports, design.streams, design.interval, codes, fifos)
+    return Project(
+        design.top, design.ports, design.streams, design.interval, codes, fifos, design.wrapper
+    )
 
 
 def _codes(port: Boundary) -> PortCodes:
@@ -172,7 +204,12 @@ def read_project(folder: Path) -> Project:
 
 def _check_project(project: Project) -> None:
     """Raises ConfigError if a name is not valid in SystemVerilog, or a number is out of range."""
-    names = [project.top, *(port.name for port in project.ports), *dict(project.streams)]
+    names = [
+        project.top,
+        project.outermost,
+        *(port.name for port in project.ports),
+        *dict(project.streams),
+    ]
     names += [name for fifo in project.fifos for name in (fifo.name, fifo.source, fifo.target)]
     for name in names:
         if not NAME.fullmatch(name):

@@ -77,7 +77,7 @@ def _compared(given: Stimulus, packed: Mapping[str, bytes], outcome: Outcome) ->
     problems = [
         sentence for port in given.project.ports for sentence in _broken(port, packed, outcome)
     ]
-    problems += [f"inner stream '{name}' withdrew or changed a beat" for name in outcome.violated]
+    problems += [_violation(given.project, name) for name in outcome.violated]
     if outcome.timeout is not None:
         problems.insert(
             0, f"timeout in cycle {outcome.timeout}: no beat was transferred for a long time"
@@ -86,6 +86,12 @@ def _compared(given: Stimulus, packed: Mapping[str, bytes], outcome: Outcome) ->
         slow = f"samples take more than {SLOWEST} intervals of {given.project.interval} cycles"
         problems.insert(0, f"given up in cycle {outcome.overdue}: {slow}")
     return given.result("verilator", ends, codes, differences, problems, outcome.fills)
+
+
+def _violation(project: Project, name: str) -> str:
+    if name in dict(project.streams):
+        return f"inner stream '{name}' withdrew or changed a beat"
+    return f"{name}: broke the rules of AXI4-Stream"
 
 
 def _broken(port: Port, packed: Mapping[str, bytes], outcome: Outcome) -> list[str]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from chop.errors import ChopError
 from chop.hardware.check.profiles import PROFILES, Profile
+from chop.hardware.design.axis import bench_instance
 from chop.hardware.design.plan import Memory
 from chop.hardware.design.port import Port
 from chop.hardware.design.verilog import FOLDER, FileIn, Name, instance, sources
@@ -38,6 +39,7 @@ def testbench(
     interval: int = 1,
     memories: Sequence[str] = (),
     is_beat_by_beat: bool = False,
+    wrapper: str = "",
 ) -> str:
     """Returns the text of the module `testbench`.
 
@@ -54,16 +56,17 @@ def testbench(
             `FOLDER` as their base folder. The testbench gets the same parameter and reports
             missing files.
         is_beat_by_beat: prints the cycle of each beat, and counts beats instead of samples.
+        wrapper: name of the module with AXI4-Stream ports around `top`, which is tested with it;
+            empty for none.
     """
     longest = max(profile.pause_cycles(interval) for profile in PROFILES)
     timeout += 10 * (interval + longest)
     is_endless = not any(port.is_input for port in ports)
-    connections = {"clk_i": "clk", "rst_ni": "rst_n"}
-    connections |= {signal: signal for port in ports for signal in port.signals}
     parameters = {FOLDER: Name(FOLDER)} if memories else {}
     return render(
         "testbench.sv",
-        top=top,
+        top=wrapper or top,
+        faults="(|failed) || (|axis_failed)" if wrapper else "|failed",
         samples=samples,
         profiles=", ".join(f"{number} {profile.name}" for number, profile in enumerate(PROFILES)),
         last_profile=len(PROFILES) - 1,
@@ -80,7 +83,7 @@ def testbench(
         files=[*memories, *(f"{VECTORS}/{port.name}.hex" for port in ports)],
         moves=" || ".join("({1} && {2})".format(*port.signals) for port in ports),
         instances="\n".join(
-            [instance(top, "u_design", parameters, connections)]
+            [bench_instance(top, ports, wrapper, ("clk", "rst_n"), parameters)]
             + [
                 _source(port, number, samples)
                 if port.is_input
@@ -97,6 +100,7 @@ def testbench_files(
     samples: int,
     interval: int,
     memories: Sequence[str] = (),
+    wrapper: str = "",
 ) -> dict[str, str]:
     """Returns the testbench and the library modules that it uses, by file name.
 
@@ -106,8 +110,9 @@ def testbench_files(
         samples: number of samples in the files of the folder `VECTORS`.
         interval: cycles between two samples of the design.
         memories: see `testbench`.
+        wrapper: see `testbench`.
     """
-    text = testbench(top, ports, samples, interval=interval, memories=memories)
+    text = testbench(top, ports, samples, interval=interval, memories=memories, wrapper=wrapper)
     parts = {name: path.read_text() for name, path in sources(text).items()}
     return {"testbench.sv": text, **parts}
 

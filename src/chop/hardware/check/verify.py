@@ -167,6 +167,6 @@ def check_sources(folder: Path, project: Project) -> None:
         VerificationError: if one of them reports a message.
     """
     sources = [path.relative_to(folder) for path in list_sources(folder)]
-    for tool, messages in source_messages(sources, project.top, folder):
+    for tool, messages in source_messages(sources, project.outermost, folder):
         if messages.strip():
             raise VerificationError(f"{tool}: {messages.strip().splitlines()[0]}")

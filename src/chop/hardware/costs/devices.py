@@ -149,6 +149,7 @@ class Router:
         speed: speed grade, if the device has several.
         netlist: bitstream input that the tool writes, and the option for it.
         packer: program that writes the bitstream.
+        pins: suffix of files with pin constraints, and the tool's option for them.
         large_flags: additional tool flags for netlists of `LARGE_CELLS` or more.
     """
 
@@ -158,6 +159,7 @@ class Router:
     speed: str
     netlist: str
     packer: str
+    pins: str
     large_flags: tuple[str, ...] = ()
 
 
@@ -165,11 +167,11 @@ def _nextpnr_ecp5(size: str, package: str) -> Router:
     flags = (f"--{size}", "--package", package, "--speed", "6", "--lpf-allow-unconstrained")
     # router1, the default, does not finish a netlist of 50,000 cells within an hour.
     large = ("--router", "router2")
-    return Router("nextpnr-ecp5", "ecp5", flags, "6", "textcfg", "ecppack", large)
+    return Router("nextpnr-ecp5", "ecp5", flags, "6", "textcfg", "ecppack", "lpf", large)
 
 
 NEXTPNR_ICE40 = Router(
-    "nextpnr-ice40", "ice40", ("--hx8k", "--package", "ct256"), "", "asc", "icepack"
+    "nextpnr-ice40", "ice40", ("--hx8k", "--package", "ct256"), "", "asc", "icepack", "pcf"
 )
 
 

@@ -27,6 +27,7 @@ from chop.hardware.check.project import Project, list_sources
 from chop.hardware.costs.devices import DEVICES, LARGE_CELLS, Router
 from chop.hardware.costs.estimate import design_usage
 from chop.hardware.costs.synth import WITHOUT_MULTIPLIERS
+from chop.hardware.design.axis import WRAPPED
 from chop.hardware.design.design import Design
 from chop.hardware.folds.absorb import absorb_registers
 from chop.hardware.folds.fold import beyond, excess
@@ -122,6 +123,7 @@ def place(
     seeds: int,
     interval: float,
     has_multipliers: bool = True,
+    pins: Path | None = None,
 ) -> dict[str, Any]:
     """Places and routes a project once per seed and returns the result of the median seed.
 
@@ -136,10 +138,11 @@ def place(
         seeds: number of seeds, starting from 1.
         interval: cycles between two samples.
         has_multipliers: False if products are built from lookup tables on any device.
+        pins: pin constraints that `check_pins` accepts; by default the tool chooses pins.
     Returns: `device`, `speed_grade`, `tools`, `seeds` with the frequency in MHz of each,
         `frequency_mhz`, `samples_per_second`, `utilization`, used and available of each resource,
-        `critical_path`, see `critical_path`, and `bitstream`, the file name, if the packer is
-        installed.
+        `critical_path`, see `critical_path`, `bitstream`, the file name, if the packer is
+        installed, and `pins`, the name of the file with pin constraints.
     Raises:
         ConfigError: if Yosys rejects the design, or the design does not fit the device.
         UnavailableError: if a tool is not installed or takes longer than `PLACE_SECONDS`.
@@ -151,7 +154,8 @@ def place(
         scratch_folder("place") as work,
     ):
         with stages.stage("synthesis", f"synthesizing for {device}"):
-            key = _synthesize(folder, project.top, target, work, tools, has_multipliers)
+            top = project.outermost
+            key = _synthesize(folder, top, target, work, tools, has_multipliers, pins)
         reports = {}
         for seed in numbers:
             with stages.stage("route", f"placing on {device}, seed {seed}"):
@@ -178,6 +182,7 @@ def place(
         "utilization": reports[chosen]["utilization"],
         "critical_path": critical_path(reports[chosen]["path"]),
         "bitstream": file and f"{device}.bit",
+        "pins": pins and pins.name,
     }
 
 
@@ -188,8 +193,9 @@ def _synthesize(
     work: Path,
     tools: Mapping[str, str | None],
     has_multipliers: bool,
+    pins: Path | None,
 ) -> str:
-    """Writes `netlist.json` into a folder; returns a digest of all that affects the result."""
+    """Writes the netlist and pin constraints; returns a digest of all that affects the result."""
     sources = [path.relative_to(folder) for path in list_sources(folder)]
     # Yosys uses the multipliers of iCE40 only on request, and HX8K has none.
     flags = WITHOUT_MULTIPLIERS if not has_multipliers and router.family != "ice40" else ""
@@ -210,7 +216,14 @@ def _synthesize(
     digest = hashlib.sha256((work / "netlist.json").read_bytes())
     settings = [asdict(router), tools, TARGET_MHZ, LARGE_CELLS]
     digest.update(json.dumps(settings, sort_keys=True).encode())
+    if pins is not None:
+        digest.update(pins.read_bytes())
+        shutil.copyfile(pins, work / _pins_name(router))
     return digest.hexdigest()[:16]
+
+
+def _pins_name(router: Router) -> str:
+    return f"pins.{router.pins}"
 
 
 def _cached(key: str, seed: int) -> Path:
@@ -230,6 +243,8 @@ def _write_route(router: Router, name: str, seed: int, key: str, work: Path, tar
     # A design that misses the target frequency is still a result.
     command += ["--seed", str(seed), "--freq", str(TARGET_MHZ), "--timing-allow-fail"]
     command += ["--report", "report.json", f"--{router.netlist}", "routed.config"]
+    if (work / _pins_name(router)).exists():
+        command += [f"--{router.pins}", _pins_name(router)]
     # The sandbox of YoWASP can access only its working folder.
     done = run(command, work, PLACE_SECONDS, router.tool)
     if done.returncode or not (work / "report.json").is_file():
@@ -304,7 +319,8 @@ def words(cell: str) -> str:
     >>> words("u_sum.partial_q.0.1$DPRAM_COMB3")
     'sum: partial_q'
     """
-    parts = [part.removeprefix("u_") for part in _ENDING.sub("", cell).split(".")]
+    inside = _ENDING.sub("", cell).removeprefix(f"{WRAPPED}.")
+    parts = [part.removeprefix("u_") for part in inside.split(".")]
     return f"{parts[0]}: {'.'.join(parts[1:])}" if parts[1:] else parts[0]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import textwrap
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,12 +25,12 @@ from chop.hardware.design.verilog import FOLDER, FileIn, instance, sources
 from chop.hardware.settings import TOP
 
 CLOCKED = {"clk_i": "clk_i", "rst_ni": "rst_ni"}
+_NOT_IN_COMMENTS = re.compile(r"[^\w.]", re.ASCII)
 PROTOCOL = """\
 // Hold rst_ni low for four cycles. A beat moves at a rising edge of clk_i with valid and ready
 // high. Element p of an order is in lane p % lanes of beat p // lanes.
 """
 """Comment above the top module."""
-COMMENT_COLUMNS = 98
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +44,7 @@ class Design:
         streams: name and bits of inner streams, whose signals are in the top module.
         netlist: source of the design.
         connections: links between the components.
+        wrapper: name of a module around the top module, with AXI4-Stream ports; empty for none.
     """
 
     top: str
@@ -52,6 +53,7 @@ class Design:
     streams: tuple[tuple[str, int], ...]
     netlist: Netlist
     connections: Connections
+    wrapper: str = ""
 
     @property
     def fifos(self) -> list[Link]:
@@ -138,17 +140,14 @@ def _top(netlist: Netlist, connections: Connections, ports: list[Port], top: str
         lines.append(f"  logic [{bits - 1}:0] {name}_data;\n  logic {name}_valid, {name}_ready;\n")
     lines += _assignments(netlist, ports)
     lines += [_link(link) for link in connections.links]
-    lines += [_component(part) for part in netlist.instances]
+    lines += _components(netlist)
     return "".join([*lines, "endmodule\n"])
 
 
 def _documented(about: PortDescription) -> list[str]:
     """Returns the declaration of a port, with a comment that describes its codes."""
     first, *others = about.port.declaration()
-    comment = textwrap.wrap(
-        about.comment, COMMENT_COLUMNS, initial_indent="// ", subsequent_indent="// "
-    )
-    return ["\n  ".join([*comment, first]), *others]
+    return ["\n  ".join([*about.comment_lines(), first]), *others]
 
 
 def _assignments(netlist: Netlist, ports: list[Port]) -> Iterator[str]:
@@ -183,6 +182,18 @@ def _link(link: Link) -> str:
 def _vector(targets: tuple[str, ...], kind: str) -> str:
     # A SystemVerilog concatenation begins with its highest bit; bit 0 belongs to the first target.
     return "{" + ", ".join(f"{target}_{kind}" for target in reversed(targets)) + "}"
+
+
+def _components(netlist: Netlist) -> Iterator[str]:
+    """Yields the instances, with a comment wherever another module of the model begins."""
+    owner = None
+    for part in netlist.instances:
+        parent, _, name = _NOT_IN_COMMENTS.sub("_", part.path).rpartition(".")
+        if part.path and parent != owner:
+            owner = parent
+            yield f"\n  // Module {owner or 'of the model'}\n"
+        yield f"  // Layer {name}: {part.kind}\n" if name else f"  // {part.kind}\n"
+        yield _component(part)
 
 
 def _component(part: Instance) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from chop.hardware.design.port import Port
 from chop.hardware.design.stream import Stream
 from chop.nn.integer import Edge
 
+COMMENT_COLUMNS = 98
 MOST_DIMS = 5
 """Maximum number of dimensions for which an order description is searched."""
 
@@ -67,6 +69,12 @@ class PortDescription:
             f"{way} {port.name}: {lanes}, two's complement{places}; {beats}. "
             f"Codes: {self.low} to {self.high}. Value of a code: {self.step}. "
             f"Sample: {shape_text(self.shape)}. Order: {self.order}."
+        )
+
+    def comment_lines(self) -> list[str]:
+        """Returns the lines of `comment` in a module header, with `//`."""
+        return textwrap.wrap(
+            self.comment, COMMENT_COLUMNS, initial_indent="// ", subsequent_indent="// "
         )
 
 

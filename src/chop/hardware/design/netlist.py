@@ -47,6 +47,7 @@ class Instance:
         drawn_as: color class of its box.
         node: graph node, if it implements an operator.
         site: operator and surroundings of that node.
+        path: path of that operator in the model, such as `blocks.0.fc1`.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Instance:
     drawn_as: Kind = Kind.OTHER
     node: str = ""
     site: Site | None = None
+    path: str = ""
 
     @property
     def row(self) -> dict[str, Any]:
@@ -289,7 +291,18 @@ class _Builder:
             site = site.alone(self.folds[node.name], node.name in self.soft)
         plan, name = row.plan(site), self.names[node.name]
         module, inputs = plan.module or row.module, tuple(streams)
-        made = Instance(name, kind, module, row.folder, plan, inputs, row.kind, node.name, site)
+        made = Instance(
+            name,
+            kind,
+            module,
+            row.folder,
+            plan,
+            inputs,
+            row.kind,
+            node.name,
+            site,
+            str(node.target),
+        )
         self.instances.append(made)
         return made.output
 

@@ -18,7 +18,7 @@ _PLAIN: dict[int, np.dtype[Any]] = {n: np.dtype(f"<i{n // 8}") for n in (8, 16, 
 
 def beat_bytes(port: Port) -> int:
     """Returns the bytes of a beat."""
-    return -(-port.bits // 8)
+    return port.bytes
 
 
 def pack(codes: NDArray[np.int64], port: Port) -> bytes:

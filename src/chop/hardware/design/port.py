@@ -40,6 +40,11 @@ class Port:
         return self.lanes * self.width
 
     @property
+    def bytes(self) -> int:
+        """Whole bytes that hold the bits of a beat."""
+        return -(-self.bits // 8)
+
+    @property
     def signals(self) -> tuple[str, str, str]:
         """Names of the data, valid and ready signals."""
         ahead, back = ("i", "o") if self.is_input else ("o", "i")

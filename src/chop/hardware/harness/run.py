@@ -22,7 +22,7 @@ from chop.hardware.check.project import Project
 from chop.hardware.check.testbench import SLOWEST
 from chop.hardware.design.packing import beat_bytes
 from chop.hardware.design.port import Port
-from chop.hardware.harness.top import FILL_BITS, fill_bits, violated_bits
+from chop.hardware.harness.top import FILL_BITS, checked_names, fill_bits, violated_bits
 
 WORKER = Path(__file__).parent / "worker.py"
 RUN_SECONDS = 3600
@@ -65,7 +65,7 @@ class Outcome:
         timeout: cycle in which the run was aborted because no beat moved for long, or None.
         overdue: cycle in which the run was aborted because samples took far longer than the
             interval, or None.
-        violated: inner streams that withdrew or changed a beat.
+        violated: inner streams that withdrew or changed a beat, and violated AXI4-Stream checks.
         fills: by FIFO, the highest fill level in beats.
     """
 
@@ -131,7 +131,7 @@ def run_library(
             "wave": str(wave.absolute()) if wave else None,
             "inputs": described(inputs),
             "outputs": described(outputs),
-            "violated_bytes": -(-violated_bits(project.streams) // 8),
+            "violated_bytes": -(-violated_bits(project) // 8),
             "fills": fill_bits(project.fifos) // FILL_BITS,
             "result": str(work / "result.json"),
             "parent": os.getpid(),
@@ -195,6 +195,6 @@ def _outcome(
         result["cycle"],
         result["cycle"] if result["status"] == "timeout" else None,
         result["cycle"] if result["status"] == "overdue" else None,
-        tuple(n for k, (n, _) in enumerate(project.streams) if result["violated"] >> k & 1),
+        tuple(n for k, n in enumerate(checked_names(project)) if result["violated"] >> k & 1),
         dict(zip((fifo.name for fifo in project.fifos), result["fills"], strict=False)),
     )

@@ -5,46 +5,52 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from chop.hardware.check.project import Fifo
+from chop.hardware.check.project import Fifo, Project
+from chop.hardware.design.axis import WRAPPED, axis_checks, bench_instance
 from chop.hardware.design.port import Port
 from chop.hardware.design.verilog import instance
 from chop.hardware.templates import render
 
 SIMULATION = "chop_simulation"
 """Module name."""
-CHECK, FILL = "chop_stream_check", "chop_stream_fill"
+CHECK, FILL, AXIS = "chop_stream_check", "chop_stream_fill", "chop_stream_axis"
 FILL_BITS = 32
 _REPORTED = r"^stream (\w+) broke the rules$"
 
 
-def simulation_top(
-    top: str,
-    ports: Sequence[Port],
-    streams: Sequence[tuple[str, int]],
-    fifos: Sequence[Fifo] = (),
-) -> str:
+def simulation_top(project: Project, fifos: Sequence[Fifo] = ()) -> str:
     """Returns the SystemVerilog of the module `SIMULATION`.
 
+    It has the ports of the top module. A module with AXI4-Stream ports around that is tested with
+    it.
+
     Args:
-        top: name of the module under test.
-        ports: its streams; the simulation top has the same ports.
-        streams: name and bits of inner streams: signals `NAME_data`, `NAME_valid`, `NAME_ready`.
+        project: the project under test.
         fifos: FIFOs with a fill counter.
     """
+    top, ports, wrapper = project.top, project.ports, project.wrapper
+    design = f"u_design.{WRAPPED}" if wrapper else "u_design"
     head = ["input  logic clk_i", "input  logic rst_ni"]
     head += [line for port in ports for line in port.declaration()]
-    head += [f"output logic [{violated_bits(streams) - 1}:0] violated_o"]
+    head += [f"output logic [{violated_bits(project) - 1}:0] violated_o"]
     head += [f"output logic [{fill_bits(fifos) - 1}:0] fills_o"]
-    names = ["clk_i", "rst_ni", *(signal for port in ports for signal in port.signals)]
-    checks = [_check(number, *stream) for number, stream in enumerate(streams)]
-    fills = [_fill(number, fifo) for number, fifo in enumerate(fifos)]
-    parts = {"head": head, "names": names, "checks": checks, "fills": fills}
-    return render("simulation.sv", top=top, module=SIMULATION, **parts)
+    checks = [_check(design, number, *stream) for number, stream in enumerate(project.streams)]
+    fills = [_fill(design, number, fifo) for number, fifo in enumerate(fifos)]
+    parts = {"head": head, "checks": checks, "fills": fills}
+    parts |= {"design": bench_instance(top, ports, wrapper), "bits": violated_bits(project)}
+    axis = len(ports) + 1 if wrapper else 0
+    return render("simulation.sv", top=wrapper or top, module=SIMULATION, axis=axis, **parts)
 
 
-def violated_bits(streams: Sequence[tuple[str, int]]) -> int:
+def checked_names(project: Project) -> list[str]:
+    """Returns the names of the bits of `violated_o`: inner streams, then AXI4-Stream ports."""
+    names = [name for name, _ in project.streams]
+    return names + (axis_checks(project.ports) if project.wrapper else [])
+
+
+def violated_bits(project: Project) -> int:
     """Returns the width of `violated_o`."""
-    return max(1, len(streams))
+    return max(1, len(checked_names(project)))
 
 
 def fill_bits(fifos: Sequence[Fifo]) -> int:
@@ -60,19 +66,19 @@ def violated_streams(log: str) -> list[str]:
     return re.findall(_REPORTED, log, re.MULTILINE)
 
 
-def _check(number: int, name: str, bits: int) -> dict[str, str]:
+def _check(design: str, number: int, name: str, bits: int) -> dict[str, str]:
     pins = {"clk_i": "clk_i", "rst_ni": "rst_ni"}
     # Hierarchical names reach inner streams, so the design under test needs no additional ports.
-    pins |= {f"{kind}_i": f"u_design.{name}_{kind}" for kind in ("data", "valid", "ready")}
+    pins |= {f"{kind}_i": f"{design}.{name}_{kind}" for kind in ("data", "valid", "ready")}
     pins["violated_o"] = f"violated_o[{number}]"
     text = instance(CHECK, f"u_check_{number}", {"W": bits}, pins)
     return {"instance": text, "bit": pins["violated_o"], "name": name}
 
 
-def _fill(number: int, fifo: Fifo) -> str:
+def _fill(design: str, number: int, fifo: Fifo) -> str:
     pins = {"clk_i": "clk_i", "rst_ni": "rst_ni"}
     for way, stream in (("in", fifo.source), ("out", fifo.target)):
-        pins |= {f"{way}_{kind}_i": f"u_design.{stream}_{kind}" for kind in ("valid", "ready")}
+        pins |= {f"{way}_{kind}_i": f"{design}.{stream}_{kind}" for kind in ("valid", "ready")}
     pins["most_o"] = f"fills_o[{FILL_BITS * number} +: {FILL_BITS}]"
     return instance(FILL, f"u_fill_{number}", {}, pins)
 
