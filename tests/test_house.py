@@ -14,12 +14,12 @@ from tests.test_architecture import SOURCE, drawing, get_module, imported
 
 BOUNDS = {
     "subpackages": 36,
-    "imports between subpackages": 279,
-    "files": 1_073,
+    "imports between subpackages": 282,
+    "files": 1_097,
     "files at one level": 30,
-    "lines that are not blank": 124_300,
+    "lines that are not blank": 128_500,
     "functions per 1,000 lines of logic": 108,
-    "public functions and classes": 3_454,
+    "public functions and classes": 3_550,
     "lines of the longest file": 475,
 }
 SLACK = 0.02
