@@ -218,3 +218,12 @@ def test_nothing_is_kept_of_large_models(monkeypatch):
         with weight_cache.cached_weights(layer), torch.no_grad():
             assert torch.equal(layer(x), layer(x))
             assert weight_cache.cached_bytes(layer) == kept
+
+
+def test_half_a_gibibyte_of_parameters_is_cached():
+    layer = q.QuantLinear(8, 4, config={"name": "mxint"}).eval()
+    model = nn.Sequential(layer)
+    model.table = nn.Parameter(torch.empty(2**27))  # never written, so it takes no memory
+    with weight_cache.cached_weights(model), torch.no_grad():
+        model(torch.ones(3, 8))
+        assert weight_cache.cached_bytes(model) == sum(x.nbytes for x in layer.parameters())

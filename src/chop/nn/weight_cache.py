@@ -14,7 +14,7 @@ from torch.utils import swap_tensors
 
 from chop.private.torch_api import is_fake, without_dispatch_modes, write_count
 
-MAX_CACHED_BYTES = 2**28
+MAX_CACHED_BYTES = 2**30
 """Maximum size of parameters whose rounded values are cached, in bytes."""
 
 
@@ -123,8 +123,8 @@ def cached_weights(model: nn.Module, formats: int = 1) -> Iterator[None]:
     parameter, mask, learned scale and format are unchanged: the same object, version, memory, dtype
     and device. Outputs are bit-identical. Leaving the block frees the memory, which equals that of
     the parameters. Nested use and several threads are supported. Compiled models do not use the
-    cache. Models with more than `MAX_CACHED_BYTES` of parameters are not cached, since
-    large layers spend little time on rounding.
+    cache. Models with more than `MAX_CACHED_BYTES` of parameters are not cached, to bound the
+    memory.
 
     Caching is opt-in, because one change cannot be detected: a write that bypasses autograd, such
     as `weight.data.mul_(2)` or through a NumPy array, leaves version and memory unchanged.
