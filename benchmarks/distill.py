@@ -1,15 +1,16 @@
 """Fine-tuning by labels beside distillation from the float model, with the same steps.
 
     python benchmarks/distill.py                                  # vit, five cases, five seeds
-    python benchmarks/distill.py --model ./bert --dataset ./imdb --limit 2500 --max-length 48
+    python benchmarks/distill.py --model ./bert --dataset ./imdb --limit 2500 --max-length 48 \\
+        --epochs 5 --lr 5e-4 --cases 3-bit 2-bit
     python benchmarks/distill.py --seeds 5 6 --judge validation --ways alpha=1 alpha=0.5,hidden=mse
 
 A seed draws the training rows, their order and dropout. All ways of a seed start from the same
-rounded or pruned model and take the same steps; learning rates are the defaults of `chop compress`.
-KL is the mean divergence of the answers from those of the float model. A difference from labels is
-the mean over seeds with its 95 % t interval. Settings are chosen with `--judge validation` and
-other seeds than those of the table. Finished points are in OUT/points.jsonl, from which the same
-command resumes; the table is also in OUT/table.md.
+rounded or pruned model and take the same steps with the same learning rate (`--lr`). KL is the mean
+divergence of the answers from those of the float model. A difference from labels is the mean over
+seeds with its 95 % t interval. Settings are chosen with `--judge validation` and other seeds than
+those of the table. Finished points are in OUT/points.jsonl, from which the same command resumes;
+the table is also in OUT/table.md.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ from chop.workloads.workload import Workload, raise_to_graph
 
 Change = Callable[[Workload], MaseGraph]
 LABELS, TASK = "labels", TASKS["classification"]
+SHARED = ("model", "dataset", "limit", "max_length", "rows", "epochs", "lr", "judge")
+"""Arguments that are part of the key of a point."""
 PRUNED = ("row", "head")
 """Removed units: rows of the feed-forward layers, then heads."""
 
@@ -107,7 +110,7 @@ class Subject:
         self.workload = load_workload(self.config)
         judged = self.workload.test if args.judge == "test" else self.workload.validation
         assert judged is not None, "workloads have validation rows"
-        self.judged, self.rows, self.epochs = judged, args.rows, args.epochs
+        self.judged, self.args = judged, args
         self.exact = Evaluator(self.workload.model, judged, task=self.workload.task).logits()
         self.start = functools.cache(lambda case: CASES[case](self.workload))
 
@@ -124,10 +127,10 @@ class Subject:
         mg, train = self.start(case).copy(), self.workload.train
         order = torch.randperm(len(train), generator=torch.Generator().manual_seed(seed))
         training: dict[str, Any] = {
-            **self.workload.tuning(self.epochs, None, replace(self.config, seed=seed)),
+            **self.workload.tuning(self.args.epochs, self.args.lr, replace(self.config, seed=seed)),
             "distill": None if way is None else {**way, "teacher": self.workload.model},
         }
-        rows = train.take(order[: self.rows])
+        rows = train.take(order[: self.args.rows])
         fit(mg.model, rows, **training, task=self.workload.task)
         return self.scores(mg.model)
 
@@ -171,6 +174,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--rows", type=int, default=256, help="training rows of a seed")
     parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--lr", type=float, help="learning rate; by default that of chop compress")
     parser.add_argument("--judge", choices=("test", "validation"), default="test")
     parser.add_argument("--out", type=Path, default=Path("runs/distill"))
     return parser.parse_args()
@@ -181,7 +185,7 @@ def main() -> None:
     args = arguments()
     torch.set_num_threads(1)
     journal, subject = Journal(args.out / "points.jsonl"), Subject(args)
-    shared = {name: getattr(args, name) for name in ("model", "rows", "epochs", "judge")}
+    shared = {name: getattr(args, name) for name in SHARED}
     ways = (LABELS, *args.ways)
     results: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for seed, case, way in itertools.product(args.seeds, args.cases, ways):

@@ -236,6 +236,16 @@ def test_a_search_exports_its_distillation_to_compress(tmp_path, monkeypatch):
     assert plain_config.distill_settings() == {}
 
 
+def test_the_weight_of_layers_needs_their_comparison():
+    given = {"distill": True, "distill_hidden_weight": 2.0}
+    config, own = PruneSweepConfig(**given), workload()
+    layers = {"hidden": "mse", "hidden_weight": 2.0}
+    expected = {"alpha": 0.9, "temperature": 2.0, **layers}
+    assert own.tuning(1, None, config)["distill"] == expected
+    with pytest.raises(ConfigError, match="hidden_weight 2 applies to a comparison of layers"):
+        own.tuning(1, None, PruneSweepConfig(**given, distill_hidden="none"))
+
+
 def test_architectures_learn_the_given_model(tmp_path, monkeypatch):
     data = load_dataset("digits", limit=80)
     split = read_rows(data["train"]), read_rows(data["test"])
@@ -246,6 +256,10 @@ def test_architectures_learn_the_given_model(tmp_path, monkeypatch):
     monkeypatch.setattr("chop.workloads.load.load_workload", lambda config: own)
     given = NasSubject(config, own).measure.training
     assert given["distill"].temperature == 4 and given["distill"].teacher.model is own.model
+    assert given["distill"].resolve(own.task).hidden == "none"
+    weighted = NasConfig(model="vit", **quick, distill=True, distill_hidden_weight=2.0)
+    with pytest.raises(ConfigError, match="hidden_weight 2 applies to a comparison of layers"):
+        NasSubject(weighted, own)
     assert len(run_search(NAS_JOB, config).measured) == 2
     with pytest.raises(ConfigError, match="settings|problem|another"):
         run_search(NAS_JOB, NasConfig(model="vit", **quick))
@@ -254,7 +268,6 @@ def test_architectures_learn_the_given_model(tmp_path, monkeypatch):
 REFUSED = {
     "no epochs": ({"distill": True, "qat_epochs": 0}, "nothing is trained, since qat_epochs is 0"),
     "off": ({"distill_alpha": 0.5}, "distill_alpha: applies to distill, which is off"),
-    "no layers": ({"distill": True, "distill_hidden_weight": 2.0}, "applies to distill_hidden"),
     "beyond": ({"distill": True, "distill_alpha": 2.0}, "expected 0 to 1"),
     "by block": (
         {"distill": True, "by_block": True, "formats": ("mxint",), "method": ("gptq",)},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
@@ -262,8 +262,6 @@ class DistillConfig:
         given = [each.name for each in own if getattr(self, each.name) != each.default]
         if given and not self.distill:
             raise ConfigError(f"{given[0]}: applies to distill, which is off.")
-        if self.distill_hidden in (None, "none") and "distill_hidden_weight" in given:
-            raise ConfigError("distill_hidden_weight: applies to distill_hidden, which is not set.")
         if self.distill and getattr(self, self.EPOCHS) == 0:
             raise ConfigError(f"distill: nothing is trained, since {self.EPOCHS} is 0.")
 
@@ -274,9 +272,12 @@ class DistillConfig:
 
         if not self.distill:
             return None
-        weight = self.distill_hidden_weight
-        settings = Distillation(self.distill_alpha, self.distill_temperature, self.distill_hidden)
-        return settings if weight is None else replace(settings, hidden_weight=weight)
+        return Distillation(
+            self.distill_alpha,
+            self.distill_temperature,
+            self.distill_hidden,
+            self.distill_hidden_weight,
+        )
 
     def distill_settings(self) -> dict[str, object]:
         """Returns these settings by name, for a recipe of another job; {} if `distill` is off."""

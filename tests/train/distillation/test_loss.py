@@ -376,6 +376,7 @@ WRONG = {
     "alpha beyond 1": ({"alpha": 1.5}, "expected 0 to 1"),
     "no temperature": ({"temperature": 0}, "expected above 0"),
     "another kind": ({"hidden": "max"}, "expected 'cosine' or 'mse' or 'none'"),
+    "a weight of no layers": ({"hidden_weight": 2}, "hidden_weight 2 applies to a comparison"),
     "other classes": ({"teacher": net(outputs=4)}, "shape"),
     "no name in common": ({"teacher": nn.Linear(8, 3), "hidden": "mse"}, "no layer name in common"),
 }

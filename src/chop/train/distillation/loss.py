@@ -136,7 +136,9 @@ class Distiller:
         elif self.hidden is not None:
             self.teacher.run(batch.columns, self.feed.device)
         if self.hidden is not None:
-            losses.append(self.settings.hidden_weight * self.hidden.loss(mask))
+            weight = self.settings.hidden_weight
+            assert weight is not None, "resolved for the task"
+            losses.append(weight * self.hidden.loss(mask))
         return torch.stack([loss.to(losses[-1].dtype) for loss in losses]).sum()
 
     def _compare(self, answers: Tensor, goal: Tensor, labels: Tensor) -> Tensor:

@@ -41,7 +41,8 @@ class Distillation:
             mean squared difference relative to the mean square of the teacher's values, or `none`.
             Default: none. Commands that compress a classifier and have no other teacher than its
             float model use mse.
-        hidden_weight: weight of that comparison, which is added to the loss. Default: 5.
+        hidden_weight: weight of that comparison, which is added to the loss. Default: 5. It is
+            refused where layers are not compared.
         teacher: module, graph, or path of a checkpoint or model folder. It is used in evaluation
             mode and never changed. Jobs use the float model by default.
         matched: path of a module of the model -> its path in the teacher, for layers that `hidden`
@@ -51,7 +52,7 @@ class Distillation:
     alpha: Annotated[float | None, Range(0, 1)] = None
     temperature: Annotated[float | None, Range(above=0, most=1000)] = None
     hidden: Literal["cosine", "mse", "none"] | None = None
-    hidden_weight: Annotated[float, Range(above=0, most=1e6)] = LAYERS_WEIGHT
+    hidden_weight: Annotated[float | None, Range(above=0, most=1e6)] = None
     teacher: Any = field(default=None, repr=False)
     matched: Mapping[str, str] | None = field(default=None, repr=False)
 
@@ -111,7 +112,14 @@ class Distillation:
         hidden = self.hidden
         if hidden is None:
             hidden = LAYERS if is_classifier and compares_layers else "none"
-        return replace(self, alpha=alpha, temperature=temperature, hidden=hidden)
+        if hidden == "none" and self.hidden_weight is not None:
+            raise ConfigError(
+                f"distill: hidden_weight {self.hidden_weight:g} applies to a comparison of layers, "
+                "which is off here; leave hidden_weight out, or give hidden 'mse' or 'cosine'."
+            )
+        weight = LAYERS_WEIGHT if self.hidden_weight is None else float(self.hidden_weight)
+        own = replace(self, alpha=alpha, temperature=temperature, hidden=hidden)
+        return own if hidden == "none" else replace(own, hidden_weight=weight)
 
     def check_needs_no_labels(self) -> None:
         """Raises ConfigError if labels or the task's loss have a part of the loss."""
@@ -129,7 +137,7 @@ class Distillation:
             compares_layers: see `resolve`.
         """
         own = self.resolve(task, compares_layers=compares_layers)
-        hidden = {"hidden": own.hidden, "hidden_weight": self.hidden_weight}
+        hidden = {"hidden": own.hidden, "hidden_weight": own.hidden_weight}
         return {
             "alpha": own.alpha,
             "temperature": own.temperature,
