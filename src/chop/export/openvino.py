@@ -30,9 +30,11 @@ from chop.export.openvino_states import keep_cache_as_state, with_beams
 from chop.export.target import Runner, Target
 from chop.ir.graph import MaseGraph
 
-ROUNDS = (
-    "OpenVINO also rounds the inputs of layers with coded weights and float inputs, unless you "
-    "compile the model with DYNAMIC_QUANTIZATION_GROUP_SIZE 0"
+ROUNDED_INPUTS = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
+"""Option by which OpenVINO rounds float inputs of layers with coded weights. Its default is 32."""
+FLOAT_INPUTS = (
+    f"the file sets {ROUNDED_INPUTS} to 0, so that OpenVINO does not round the inputs of layers "
+    "with coded weights; compile the model with a larger value for more speed"
 )
 FOLDED = (
     "a batch norm is folded into the weight: OpenVINO's converter folds it into scales, torch's "
@@ -73,14 +75,15 @@ def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
         written = write_in_float32(mg, file)
         model = openvino.convert_model(file)
     keep_cache_as_state(model)
+    has_floats = any(has_float_inputs(mg.model.get_submodule(x)) for x in written["quantized"])
+    if has_floats:
+        model.set_rt_info("0", ["runtime_options", ROUNDED_INPUTS])
     with atomic_files(path.parent, "model") as fresh:
         openvino.save_model(model, fresh / path.name, compress_to_fp16=False)
         notes = _write_genai_files(mg, fresh, path, written["inputs"], tokenizer)
         names = sorted(file.name for file in fresh.iterdir() if file.is_file())
     written |= {"files": [path.with_name(name) for name in names]}
-    written["notes"] += notes
-    if any(has_float_inputs(mg.model.get_submodule(name)) for name in written["quantized"]):
-        written["notes"].append(ROUNDS)
+    written["notes"] += [*notes, *[FLOAT_INPUTS] * has_floats]
     return {"path": path, **written}
 
 

@@ -338,7 +338,9 @@ def test_trials_are_measured_on_rows_that_the_model_was_not_trained_on(tmp_path,
     ],
 )
 def test_other_rows_are_told_as_what_they_are(given, told):
-    split, taken, words = precision_rows.get_rows(PrecisionConfig(), given())
+    split, taken, words = precision_rows.get_rows(
+        given(), PrecisionConfig().search_rows, has_training=False
+    )
     assert words.startswith(told) and words.startswith(f"{len(taken)} ")
     if "training rows, on which" in words:
         assert "rows are too few" in words and len(split.train) == len(given().train)

@@ -116,7 +116,9 @@ def test_formats_of_inputs_have_no_recipe(tmp_path, loaded, capsys):
 
 def test_answers_of_a_vocabulary_bound_the_rows(monkeypatch, workload):
     monkeypatch.setattr(precision_rows, "ANSWER_BYTES", 5 * 4 * 8 * 64)
-    _, rows, told = precision_rows.get_rows(PrecisionConfig(epochs=1), workload)
+    _, rows, told = precision_rows.get_rows(
+        workload, PrecisionConfig().search_rows, has_training=True
+    )
     assert len(rows) == 5 and told.startswith("5 validation rows")
 
 

@@ -113,5 +113,6 @@ def test_trials_are_never_measured_on_what_they_train_on():
     given = with_validation()
     few = given.train.take(torch.arange(40))
     config = PrecisionConfig(**SETTINGS)
-    split, rows, told = precision_rows.get_rows(config, replace(given, train=few, validation=None))
+    few_rows = replace(given, train=few, validation=None)
+    split, rows, told = precision_rows.get_rows(few_rows, config.search_rows, config.epochs > 0)
     assert len(split.train) == 32 and len(rows) == 8 and told.startswith("8 validation rows")

@@ -75,7 +75,7 @@ import openvino as ov
 import openvino_genai as engine
 
 folder, prompts, count, text = json.loads(sys.argv[1])
-exact = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
+exact = {"INFERENCE_PRECISION_HINT": "f32"}
 pipeline = engine.LLMPipeline(folder, "CPU", ATTENTION_BACKEND="SDPA", **exact)
 settings = pipeline.get_generation_config()
 settings.do_sample, settings.repetition_penalty, settings.max_new_tokens = False, 1.0, count

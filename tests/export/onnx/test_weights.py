@@ -12,7 +12,7 @@ from chop import MaseGraph, passes
 from chop.actions.export.proof import compare_weights
 from chop.errors import ConfigError
 from chop.export.onnx import files
-from chop.export.openvino import ROUNDS
+from chop.export.openvino import FLOAT_INPUTS, ROUNDED_INPUTS
 from chop.export.targets import target
 from chop.formats import Integer, parse_format_string
 from chop.pipelines.packed_weights import pack_weights
@@ -91,13 +91,15 @@ def test_files_hold_the_codes(text, whole, tmp_path):
 @pytest.mark.parametrize("text", [text for text in FORMATS if "width=6" not in text])
 @pytest.mark.sampled(1)
 def test_openvino_reads_the_codes(text, whole, tmp_path):
-    pytest.importorskip("openvino", reason="OpenVINO is not installed")
+    openvino = pytest.importorskip("openvino", reason="OpenVINO is not installed")
     mg, inputs = whole
     packed = pack_weights(mg, parse_format_string(text))
     made = target("openvino").export(packed, tmp_path / "model")
     _, bits = FORMATS[text]
     data = made.path.with_suffix(".bin")
-    assert made.files == (made.path, data) and made.notes == (ROUNDS,)
+    assert {*made.files} == {made.path, data} and made.notes == (FLOAT_INPUTS,)
+    options = openvino.Core().read_model(made.path).get_rt_info("runtime_options").astype(dict)
+    assert str(options[ROUNDED_INPUTS]) == "0"
     weights = sum(x.numel() for x in mg.model.parameters())
     assert 8 * data.stat().st_size <= (bits + 1) * weights
     _check_weights(packed, target("openvino").weights(made.path), text)
