@@ -3,9 +3,9 @@
     python benchmarks/distill.py                                  # vit, five cases, five seeds
     python benchmarks/distill.py --model ./bert --dataset ./imdb --limit 2500 --max-length 48 \\
         --epochs 5 --lr 5e-4 --cases 3-bit 2-bit
-    python benchmarks/distill.py --seeds 5 6 --judge validation --ways alpha=1 alpha=0.5,hidden=mse
+    python benchmarks/distill.py --seeds 5 6 --judge validation --settings alpha=1 alpha=0.5,hidden=mse
 
-A seed draws the training rows, their order and dropout. All ways of a seed start from the same
+A seed draws the training rows, their order and dropout. All settings of a seed start from the same
 rounded or pruned model and take the same steps with the same learning rate (`--lr`). KL is the mean
 divergence of the answers from those of the float model. A difference from labels is the mean over
 seeds with its 95 % t interval. Settings are chosen with `--judge validation` and other seeds than
@@ -81,7 +81,7 @@ CASES: dict[str, Change] = {
 }
 
 
-def read_way(text: str) -> dict[str, Any] | None:
+def read_settings(text: str) -> dict[str, Any] | None:
     """Settings of a distillation from `alpha=1,temperature=2`; None for `labels`."""
     if text == LABELS:
         return None
@@ -122,13 +122,13 @@ class Subject:
         metric = numbers[self.workload.task.metric.name]
         return {"metric": metric, "loss": numbers["loss"], "kl": kl_divergence(self.exact, logits)}
 
-    def measure(self, case: str, way: Mapping[str, Any] | None, seed: int) -> dict[str, float]:
+    def measure(self, case: str, settings: Mapping[str, Any] | None, seed: int) -> dict[str, float]:
         """Scores after training."""
         mg, train = self.start(case).copy(), self.workload.train
         order = torch.randperm(len(train), generator=torch.Generator().manual_seed(seed))
         training: dict[str, Any] = {
             **self.workload.tuning(self.args.epochs, self.args.lr, replace(self.config, seed=seed)),
-            "distill": None if way is None else {**way, "teacher": self.workload.model},
+            "distill": None if settings is None else {**settings, "teacher": self.workload.model},
         }
         rows = train.take(order[: self.args.rows])
         fit(mg.model, rows, **training, task=self.workload.task)
@@ -146,13 +146,13 @@ def difference(mine: Sequence[Any], labels: Sequence[Any], name: str, form: str)
     return f"{mean:{form}} ({low:{form}} to {high:{form}})"
 
 
-def row(case: str, way: str, results: Sequence[Any], labels: Sequence[Any]) -> dict[str, str]:
+def row(case: str, label: str, results: Sequence[Any], labels: Sequence[Any]) -> dict[str, str]:
     """Row of the table: means over seeds, and paired differences from training by labels."""
     metric, kl = (statistics.fmean(each[name] for each in results) for name in ("metric", "kl"))
     is_same = results is labels
     return {
         "case": case,
-        "trained by": way,
+        "trained by": label,
         "metric": f"{metric:.1%}",
         "KL": f"{kl:.3f}",
         "metric over labels": "" if is_same else difference(results, labels, "metric", "+.1%"),
@@ -170,7 +170,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--limit", type=int, help="rows to read from each split")
     parser.add_argument("--max-length", type=int, help="tokens of a text")
     parser.add_argument("--cases", nargs="+", default=[*CASES], choices=[*CASES])
-    parser.add_argument("--ways", nargs="+", default=["defaults"], help="settings to compare")
+    parser.add_argument("--settings", nargs="+", default=["defaults"], help="settings to compare")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--rows", type=int, default=256, help="training rows of a seed")
     parser.add_argument("--epochs", type=int, default=20)
@@ -186,16 +186,16 @@ def main() -> None:
     torch.set_num_threads(1)
     journal, subject = Journal(args.out / "points.jsonl"), Subject(args)
     shared = {name: getattr(args, name) for name in SHARED}
-    ways = (LABELS, *args.ways)
+    labels = (LABELS, *args.settings)
     results: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for seed, case, way in itertools.product(args.seeds, args.cases, ways):
-        record = read_way(way)
+    for seed, case, label in itertools.product(args.seeds, args.cases, labels):
+        record = read_settings(label)
         point = {**shared, "case": case, "seed": seed, "distill": record}
         result = journal.find(point)
         if result is None:
             result = journal.add(point, subject.measure(case, record, seed))
-            print(seed, case, way, result, flush=True)
-        results.setdefault((case, way), []).append(result)
+            print(seed, case, label, result, flush=True)
+        results.setdefault((case, label), []).append(result)
     rows = [row(*key, found, results[key[0], LABELS]) for key, found in results.items()]
     starts = {case: subject.scores(subject.start(case).model) for case in args.cases}
     before = ", ".join(f"{case} {each['metric']:.1%}" for case, each in starts.items())

@@ -36,6 +36,10 @@ TESTED = {
     ("guide/export-onnx", "import onnxruntime_genai"): "tests/export/onnx/test_genai.py",
     ("guide/export-onnx", "import openvino_genai"): "tests/export/onnx/test_genai.py",
     ("guide/export-qonnx", "import hls4ml"): "tests/export/test_qonnx.py",
+    (
+        "guide/import",
+        "cache = chop.QuantizedCache.from_checkpoint(model)",
+    ): "tests/export/compressed_tensors/test_reader.py",
     ("guide/language-models", "task: my_task"): HERE,
     ("guide/search", "for mode in none compress"): HERE,
     ("guide/search-workers", "#!/bin/bash"): HERE,
@@ -48,7 +52,10 @@ TESTED = {
     ("guide/shard", "config = DistributedConfig("): RUN,
 }
 """Page and what a block begins with -> the file that tests it."""
-FORMULAS = {("guide/circuit-dot-products", "sum over blocks of")}
+FORMULAS = {
+    ("guide/circuit-dot-products", "sum over blocks of"),
+    ("guide/language-models", "perplexity = exp("),
+}
 
 
 def blocks(page):

@@ -44,8 +44,8 @@ def test_a_measurement_that_runs_tells_the_time_of_its_kind() -> None:
 def test_stages_are_a_bar_on_a_terminal_and_lines_in_a_pipe(
     terminal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = io.StringIO()
-    console = Console(file=told, force_terminal=terminal, width=100)
+    printed = io.StringIO()
+    console = Console(file=printed, force_terminal=terminal, width=100)
     monkeypatch.setattr("rich.progress.get_console", lambda: console)
     with Stages(["float", "quantized", "training"]) as stages:
         with stages.stage("float", "float") as advance:
@@ -55,9 +55,9 @@ def test_stages_are_a_bar_on_a_terminal_and_lines_in_a_pipe(
         stages.expect(["quantized"])
         with stages.stage("quantized", "PTQ 3.auto"):
             pass
-    lines = [line for line in told.getvalue().splitlines() if line]
+    lines = [line for line in printed.getvalue().splitlines() if line]
     if terminal:
-        assert "3/3" in told.getvalue() and "2 of" not in told.getvalue()
+        assert "3/3" in printed.getvalue() and "2 of" not in printed.getvalue()
     else:
         assert lines == [
             "1 of 3: float: done, 0:00:00 left",
@@ -98,8 +98,8 @@ def test_the_time_left_is_told_from_the_first_measurement_on() -> None:
 
 @pytest.mark.parametrize("needed", [0, 1, 3])
 def test_the_number_of_steps_never_grows(needed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = io.StringIO()
-    console = Console(file=told, width=100)
+    printed = io.StringIO()
+    console = Console(file=printed, width=100)
     monkeypatch.setattr("rich.progress.get_console", lambda: console)
     totals = list[int]()
     with Stages(["float", "quantized", "training", "quantized"], steps=3) as stages:
@@ -119,21 +119,21 @@ def test_the_number_of_steps_never_grows(needed: int, monkeypatch: pytest.Monkey
                     run("training", f"training {number}")
                     run("quantized", f"QAT {number}")
     assert sorted(totals, reverse=True) == totals and totals[0] == 3
-    lines = told.getvalue().splitlines()
+    lines = printed.getvalue().splitlines()
     assert len(lines) == 2 + 2 * needed and stages._done == stages._total == 2 + bool(needed)
     assert [line.partition(":")[0] for line in lines[2:]] == ["3 of 3"] * 2 * needed
 
 
 def test_one_long_step_in_a_pipe_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    told, clock = io.StringIO(), _Clock()
-    console = Console(file=told, width=100)
+    printed, clock = io.StringIO(), _Clock()
+    console = Console(file=printed, width=100)
     monkeypatch.setattr("rich.progress.get_console", lambda: console)
     monkeypatch.setattr(progress.time, "monotonic", clock)
     with progress.labeled_bar("training", 8) as advance:
         for _ in range(8):
             clock.now += 4
             advance()
-    assert told.getvalue().splitlines() == [
+    assert printed.getvalue().splitlines() == [
         "training: 38%, 0:00:20 left",
         "training: 75%, 0:00:08 left",
         "training: 100%, 0:00:00 left",
@@ -141,8 +141,8 @@ def test_one_long_step_in_a_pipe_is_a_line_now_and_then(monkeypatch: pytest.Monk
 
 
 def test_a_long_stage_in_a_pipe_is_a_line_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    told, clock = io.StringIO(), _Clock()
-    console = Console(file=told, width=100)
+    printed, clock = io.StringIO(), _Clock()
+    console = Console(file=printed, width=100)
     monkeypatch.setattr("rich.progress.get_console", lambda: console)
     monkeypatch.setattr(progress.time, "monotonic", clock)
     stages = Stages(["training"])
@@ -151,7 +151,7 @@ def test_a_long_stage_in_a_pipe_is_a_line_a_minute(monkeypatch: pytest.MonkeyPat
         for share in (0.25, 0.5, 0.75, 1.0):
             clock.now += 40
             advance(share)
-    assert told.getvalue().splitlines() == [
+    assert printed.getvalue().splitlines() == [
         "training 4.auto: 50%, 0:01:20 left",
         "training 4.auto: 100%, 0:00:00 left",
         "1 of 1: training 4.auto: done",

@@ -16,7 +16,7 @@ from chop.kernels.matmul_precision import matmul_precision
 from chop.nn import cached_weights
 from chop.train.distillation.loss import labeled_feed, training_loss
 from chop.train.distillation.settings import Distillation
-from chop.train.feed import Feed, eval_mode, module_mode
+from chop.train.feed import Answered, Feed, eval_mode, module_mode
 from chop.train.metric import Metric
 from chop.train.model_io import read_answers
 from chop.train.rows import Rows, rows_per_batch, take_split
@@ -107,21 +107,13 @@ def fit(
     ):
         optimizer.zero_grad()
         for epoch in range(epochs):
-            total, seen = torch.zeros((), device=feed.device), 0
-            for number, batch in enumerate(feed.outputs(shuffle=order), 1):
-                loss, count = compute_loss(batch), len(batch.labels)
-                (loss if parts == 1 else loss * count).backward()
-                total, seen = total + loss.detach() * count, seen + count
-                del batch, loss  # with their logits
-                tick()
-                if number % parts and number < feed.steps:
-                    continue
-                if parts > 1:
-                    _divide_gradients(trainable, seen)
-                step, seen = math.ceil(number / parts), 0
+            total = torch.zeros((), device=feed.device)
+            sums = _summed_losses(feed, order, parts, trainable, compute_loss, tick)
+            for step, summed in enumerate(sums, epoch * steps + 1):
+                total += summed
                 nn.utils.clip_grad_norm_(trainable, max_grad_norm)
                 if on_step is not None:
-                    on_step(epoch * steps + step, epochs * steps)
+                    on_step(step, epochs * steps)
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()
@@ -254,6 +246,38 @@ def _rows_at_once(feed: Feed) -> int:
     size = feed.batch_size
     most = rows_per_batch(feed.model, feed.rows, feed.task, size, STEP_LOGIT_BYTES)
     return max(part for part in range(1, most + 1) if size % part == 0)
+
+
+def _summed_losses(
+    feed: Feed,
+    order: torch.Generator,
+    parts: int,
+    trainable: list[nn.Parameter],
+    compute_loss: Callable[[Answered], Tensor],
+    tick: Callable[[], None],
+) -> Iterator[Tensor]:
+    """Yields the summed loss of the rows of each step, after its gradients are computed.
+
+    Args:
+        feed: batches, of which `parts` make a step.
+        order: generator of the row order.
+        parts: number of forwards in a step.
+        trainable: parameters whose gradients are accumulated. The caller resets them.
+        compute_loss: mean loss of a batch.
+        tick: called after each forward.
+    """
+    total, rows = torch.zeros((), device=feed.device), 0
+    for number, batch in enumerate(feed.outputs(shuffle=order), 1):
+        loss, count = compute_loss(batch), len(batch.labels)
+        (loss if parts == 1 else loss * count).backward()
+        total, rows = total + loss.detach() * count, rows + count
+        del batch, loss  # with their logits
+        tick()
+        if number % parts == 0 or number == feed.steps:
+            if parts > 1:
+                _divide_gradients(trainable, rows)
+            yield total
+            total, rows = torch.zeros((), device=feed.device), 0
 
 
 def _divide_gradients(trainable: list[nn.Parameter], rows: int) -> None:

@@ -10,7 +10,7 @@ from chop.actions.evaluate.job import evaluate
 from chop.actions.evaluate.settings import EvaluateConfig
 from chop.actions.evaluate.tasks import read_tasks
 from chop.errors import ConfigError, UnavailableError
-from tests.actions.evaluate.test_tasks import found_of, place, settings
+from tests.actions.evaluate.test_tasks import ask_task, place, settings
 
 __all__ = ["place"]  # a fixture
 
@@ -86,7 +86,7 @@ def test_numbers_are_those_of_the_command(command, place, tmp_path, case):
     results, samples = command(*words)
     for task in TASKS:
         how = {name: x for name, x in given.items() if name != "gen_kwargs" or "answer" in task}
-        own = found_of(place, tmp_path / task, task, **{"limit": None, **how})
+        own = ask_task(place, tmp_path / task, task, **{"limit": None, **how})
         assert numbers(own["results"][task]) == numbers(results[task])
         answers, theirs = own["samples"][task], samples[task]
         assert len(answers) == len(theirs) == given.get("limit", 20)
@@ -99,7 +99,7 @@ def test_numbers_are_those_of_the_command(command, place, tmp_path, case):
 
 def test_the_settings_change_the_questions(place, tmp_path):
     def questions(name, task, **how):
-        found = found_of(place, tmp_path / name, task, limit=1, **how)
+        found = ask_task(place, tmp_path / name, task, limit=1, **how)
         return found["samples"][task][0]["arguments"][0]
 
     plain = questions("plain", "chop_answer")
@@ -111,7 +111,7 @@ def test_the_settings_change_the_questions(place, tmp_path):
     assert questions("s", "chop_answer", gen_kwargs=SAMPLED)[1]["temperature"] == 0.7
 
     def likelihoods(bos):
-        found = found_of(place, tmp_path / str(bos), "chop_choice", limit=2, add_bos_token=bos)
+        found = ask_task(place, tmp_path / str(bos), "chop_choice", limit=2, add_bos_token=bos)
         return [sample["resps"] for sample in found["samples"]["chop_choice"]]
 
     assert likelihoods(True) != likelihoods(False)
@@ -140,7 +140,7 @@ def test_settings_without_an_effect_are_refused(place, tmp_path):
         evaluate(own)
     unknown = {"warmth": 0.7}
     with pytest.raises(ConfigError, match=r"lm-eval rejects 'chop_answer': .*warmth"):
-        found_of(place, tmp_path, "chop_answer", gen_kwargs=unknown)
+        ask_task(place, tmp_path, "chop_answer", gen_kwargs=unknown)
 
 
 def test_a_task_of_the_hub_fails_at_once_without_a_network(tmp_path, monkeypatch):

@@ -114,7 +114,7 @@ def settings(place, out, *tasks, **given):
     return EvaluateConfig(str(place / "other"), tasks, **{**how, "limit": 8, **given})
 
 
-def found_of(place, tmp_path, task, **given):
+def ask_task(place, tmp_path, task, **given):
     config = settings(place, tmp_path, task, **given)
     model, tokenizer = load_model(place / "other"), get_tokenizer(place / "other")
     journal = Journal(tmp_path / f"{given.get('batch_size', 8)}.jsonl")
@@ -138,7 +138,7 @@ def of_tokens(model, ids, begin):
 
 @pytest.mark.parametrize("batch_size", [1, 5])
 def test_answers_are_those_of_a_direct_computation(place, tmp_path, batch_size):
-    found = found_of(place, tmp_path, "chop_choice", batch_size=batch_size)
+    found = ask_task(place, tmp_path, "chop_choice", batch_size=batch_size)
     model, tokenizer = load_model(place / "other"), get_tokenizer(place / "other")
     samples = found["samples"]["chop_choice"]
     right = 0
@@ -152,7 +152,7 @@ def test_answers_are_those_of_a_direct_computation(place, tmp_path, batch_size):
 
 
 def test_whole_texts_have_the_perplexity_of_a_direct_computation(place, tmp_path):
-    found = found_of(place, tmp_path, "chop_text", batch_size=3)
+    found = ask_task(place, tmp_path, "chop_text", batch_size=3)
     model, tokenizer = load_model(place / "other"), get_tokenizer(place / "other")
     total = words = 0
     for line in (place / "text.jsonl").read_text().splitlines()[:8]:
@@ -344,4 +344,4 @@ def test_errors_of_chop_are_not_put_down_to_lm_eval(place, tmp_path, monkeypatch
 
     monkeypatch.setattr(lm_eval, "evaluate", fail)
     with pytest.raises(ConfigError, match=r"^journal: it is of another model\.$"):
-        found_of(place, tmp_path, "chop_choice")
+        ask_task(place, tmp_path, "chop_choice")

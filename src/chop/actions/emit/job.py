@@ -152,18 +152,7 @@ def _emit(
         check_samples(lowering.rows)
     folding = _folding(config, lowering, folder)
     with display_step("emitting SystemVerilog"):
-        if folding is None:
-            planned = emit_design(lowering.integer, config.fold)
-        else:
-            planned = emit_design(
-                lowering.integer, folding.fold, folds=folding.folds, soft=folding.soft
-            )
-        if config.wrap == "axi-stream":
-            planned = with_axi_stream(planned)
-        if config.place:
-            check_fits(planned, config.placed_on, has_multipliers)
-        if config.pins is not None:
-            check_pins(config.pins, describe_project(planned))
+        planned = _plan(config, lowering, folding, has_multipliers)
         size = check_products(planned, lowering.integer, config.fold, config.force)
         unmet = unmet_fold(planned, lowering.integer, config.fold)
         codes = _write(planned, lowering, folder)
@@ -233,6 +222,23 @@ EMIT = Job(
     load_checked,
     lambda config: f"no results were saved in {config.out}/. Run the same command to start again.",
 )
+
+
+def _plan(
+    config: EmitConfig, lowering: Lowering, folding: Folding | None, has_multipliers: bool
+) -> Design:
+    """Returns the circuit, and checks that it fits its device and pin constraints."""
+    if folding is None:
+        design = emit_design(lowering.integer, config.fold)
+    else:
+        design = emit_design(lowering.integer, folding.fold, folds=folding.folds, soft=folding.soft)
+    if config.wrap == "axi-stream":
+        design = with_axi_stream(design)
+    if config.place:
+        check_fits(design, config.placed_on, has_multipliers)
+    if config.pins is not None:
+        check_pins(config.pins, describe_project(design))
+    return design
 
 
 def _folding(config: EmitConfig, lowering: Lowering, folder: Path) -> Folding | None:

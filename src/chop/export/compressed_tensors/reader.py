@@ -161,7 +161,8 @@ def _take_cache_scales(
         log.warning(
             "%s: %s: the key-value cache stays in float unless you pass "
             "cache=chop.QuantizedCache.from_checkpoint(model).",
-            *(folder, CACHE),
+            folder,
+            CACHE,
         )
         lists = {
             name: [scales[part][layer] for layer in layers]
@@ -170,7 +171,9 @@ def _take_cache_scales(
         return {KV_SCALES: lists}
     log.warning(
         "%s: %s: the key-value cache stays in float; its scales are ignored, because %s.",
-        *(folder, CACHE, reason),
+        folder,
+        CACHE,
+        reason,
     )
     return {}
 

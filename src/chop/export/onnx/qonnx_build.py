@@ -143,6 +143,7 @@ class Builder:
             formats: formats of operands; `data_in` is by default that of the first activation.
         """
         path = f"{node.name}{suffix}"
+        # A node can have the name of another layer, or of an attribute such as `forward`.
         while hasattr(self._root, path):
             path += "_"
         specified: dict[str, Any] = {"data_in": read[0].number_format or FLOAT, **formats}
