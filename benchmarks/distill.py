@@ -3,7 +3,7 @@
     python benchmarks/distill.py                                  # vit, five cases, five seeds
     python benchmarks/distill.py --model ./bert --dataset ./imdb --limit 2500 --max-length 48 \\
         --epochs 5 --lr 5e-4 --cases 3-bit 2-bit
-    python benchmarks/distill.py --seeds 5 6 --judge validation --settings alpha=1 alpha=0.5,hidden=mse
+    python benchmarks/distill.py --judge validation --settings alpha=1 alpha=0.5,hidden=mse
 
 A seed draws the training rows, their order and dropout. All settings of a seed start from the same
 rounded or pruned model and take the same steps with the same learning rate (`--lr`). KL is the mean
