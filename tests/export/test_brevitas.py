@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from chop import passes
-from chop.export.onnx.qonnx_reader import read_graph, read_module
+from chop.export.qonnx.reader import read_graph, read_module
 
 PYTHON = os.environ.get("CHOP_BREVITAS", "")
 pytestmark = [

@@ -14,11 +14,11 @@ from torch import nn
 
 from chop import MaseGraph, passes
 from chop.errors import ConfigError, VerificationError
-from chop.export import qonnx
 from chop.export.onnx import files
 from chop.export.onnx.operators import qonnx_bipolar, qonnx_quant
 from chop.export.onnx.plain import in_plain_operators
 from chop.export.onnx.quant import ROUNDED, STORED
+from chop.export.qonnx import target as qonnx
 from chop.export.targets import target
 from chop.formats import ScaleInteger, Ternary, parse_format_string
 from chop.formats.elements import Fixed

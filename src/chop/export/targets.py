@@ -17,7 +17,7 @@ TARGETS: Registry[Target] = Registry(
         "compressed-tensors": "chop.export.compressed_tensors.target:TARGET",
         "modelopt": "chop.export.modelopt:TARGET",
         "gptq": "chop.export.gptq.target:TARGET",
-        "qonnx": "chop.export.qonnx:TARGET",
+        "qonnx": "chop.export.qonnx.target:TARGET",
         "gguf": "chop.export.gguf.target:TARGET",
     },
     kind=Target,

@@ -26,7 +26,7 @@ from chop.errors import (
 from chop.export.foreign.loading import fresh_model
 from chop.export.foreign.readers import check_method, get_reader, load
 from chop.export.gguf.header import gguf_file
-from chop.export.onnx.qonnx_reader import is_qonnx, read_module
+from chop.export.qonnx.reader import is_qonnx, read_module
 from chop.ir.huggingface.architecture import check_architectures, named_class
 from chop.ir.huggingface.config_file import (
     check_config,

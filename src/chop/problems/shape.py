@@ -102,7 +102,7 @@ class ShapeProblem:
             reason = str(self._infeasible(nearest)).rstrip(".")
             raise ConfigError(
                 f"no shape is within the budget. The nearest has {sizes}: {reason}. Give more "
-                "sizes, or another budget."
+                "sizes, another budget, or a smaller least_share."
             )
 
     def _distance(self, shape: Mapping[str, int]) -> int:

@@ -32,7 +32,7 @@ from chop.data import (
 )
 from chop.data.builtin_names import PREFIX
 from chop.errors import MOST_NAMES, ConfigError, check_known, did_you_mean, enumerate_names
-from chop.export.onnx.qonnx_reader import is_qonnx
+from chop.export.qonnx.reader import is_qonnx
 from chop.models import BUILTIN_MODELS, builtin_model, check_own, is_own, load_model, read_config
 from chop.models.load import continues_texts
 from chop.runs import MANIFEST

@@ -17,7 +17,7 @@ from chop.base.notices import assume, collected_assumptions, forget_assumptions
 from chop.data.builtin_names import MARK, plain_name, report_choice
 from chop.data.load import SPLIT_OFF, builtin_dataset
 from chop.errors import ConfigError
-from chop.export.onnx.qonnx_reader import is_qonnx
+from chop.export.qonnx.reader import is_qonnx
 from chop.models import BUILTIN_MODELS, builtin_model, check_is_in_file
 from chop.train import (
     VALIDATION_SHARE,

@@ -7,7 +7,7 @@ import torch
 from chop.base.files import make_folder
 from chop.base.notices import assume
 from chop.errors import ConfigError
-from chop.export.onnx.qonnx_reader import is_qonnx, random_inputs, read_module
+from chop.export.qonnx.reader import is_qonnx, random_inputs, read_module
 from chop.train import Rows
 from chop.train.tasks import JUDGED_TASK
 from chop.workloads.settings import WorkloadConfig

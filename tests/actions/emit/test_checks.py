@@ -192,6 +192,15 @@ def test_a_folder_that_differs_only_in_comments_is_verified(copied, emitted):
     assert found["verification"] == emitted[1]["verification"]
 
 
+def test_a_folder_from_before_wrappers_is_verified(copied, emitted):
+    document = json.loads((copied / "design.json").read_text())
+    assert document.pop("wrapper") == ""
+    (copied / "design.json").write_text(json.dumps(document, indent=2) + "\n")
+    forge(copied, "design.json")
+    found = emit(EmitConfig(out=copied, check_only=True))
+    assert found["verification"] == emitted[1]["verification"]
+
+
 def test_what_is_run_is_emitted_again_and_not_read_from_the_folder(copied, monkeypatch):
     ran = []
 

@@ -266,6 +266,18 @@ def test_a_folder_with_other_files_is_refused(tmp_path):
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
 
+def test_a_circuit_that_was_built_is_replaced_after_make_clean(copied):
+    built = copied / "board" / "build"
+    built.mkdir()
+    (built / "top.json").write_text("{}")
+    told = rf"'board/build/top.json'.* run make -C \S*{copied.name}/board clean, or choose another"
+    with pytest.raises(ConfigError, match=told):
+        emit(EmitConfig(out=copied, **SETTINGS), workload())
+    (copied / "notes.txt").write_text("years of work")
+    with pytest.raises(ConfigError, match="replaces its folder: choose another folder"):
+        emit(EmitConfig(out=copied, **SETTINGS), workload())
+
+
 def test_models_without_a_circuit_are_refused_before_anything_is_written(tmp_path):
     turned = Made(lambda m, x: m.linear(x.mT).flatten(1), linear=nn.Linear(3, 2))
     x, labels = torch.randn(12, 3, 4), torch.arange(12) % 3

@@ -10,7 +10,7 @@ from chop.actions.emit.lower import lower
 from chop.actions.emit.lower_settings import LowerConfig
 from chop.actions.emit.settings import EmitConfig
 from chop.errors import ConfigError
-from chop.export.onnx.qonnx_reader import read_module
+from chop.export.qonnx.reader import read_module
 from chop.models import load_model
 from chop.workloads.workload import Workload
 from tests.actions.emit.circuits import SETTINGS

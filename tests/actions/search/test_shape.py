@@ -111,6 +111,19 @@ def test_a_killed_search_resumes(tmp_path, workload):
     assert all((a.config, a.values) == (b.config, b.values) for a, b in pairs)
 
 
+@pytest.mark.parametrize("budget", [1.0, 80, 1.5, 1000.5, float("inf")])
+def test_a_budget_is_a_share_or_a_whole_number(budget, tmp_path):
+    with pytest.raises(
+        ConfigError, match="max_params: expected a share .* below 1, such as 0.8, or"
+    ):
+        config(tmp_path, max_params=budget)
+    assert [config(tmp_path, max_params=x).budget(2000) for x in (0.5, 1000.0, 10**6)] == [
+        1000,
+        1000,
+        10**6,
+    ]
+
+
 def test_refusals(tmp_path, workload):
     with pytest.raises(ConfigError, match="pruner: trials are not trained"):
         config(tmp_path, pruner="asha")

@@ -76,6 +76,16 @@ def test_each_pin_needs_a_site(suffix, tmp_path):
         board.check_pins(pins(tmp_path, suffix), WRAPPED)
 
 
+@pytest.mark.parametrize("flag", ["-nowarn", "--warn-no-port", "-pullup yes -pullup_resistor 10"])
+def test_constraints_have_the_flags_of_nextpnr_tabs_and_line_ends_of_windows(flag, tmp_path):
+    path = tmp_path / "mine.pcf"
+    lines = [
+        f"set_io {flag}\t{name}\t{site}  # J1" for name, site in zip(NAMES, SITES, strict=False)
+    ]
+    path.write_bytes("\r\n".join(lines).encode())
+    board.check_pins(path, PROJECT)
+
+
 def test_a_file_of_another_family_is_refused(tmp_path):
     lpf, pcf = pins(tmp_path, "lpf"), pins(tmp_path, "pcf")
     assert EmitConfig(place=True, pins=lpf).pins == lpf

@@ -27,14 +27,14 @@ from chop.actions.emit.page import (
 from chop.actions.emit.settings import EmitConfig
 from chop.actions.emit.timing import circuit_timing, timing_blocks
 from chop.actions.job import Job, Output, load_checked, run_job
-from chop.actions.next_steps import steps_after_emit
+from chop.actions.next_steps import quoted, steps_after_emit
 from chop.actions.starting_run import check_saved_model, config_of_run
 from chop.base.files import atomic_folder, recover_folder, write_text
 from chop.base.files.locks import LOCK_FILE
 from chop.errors import CheckpointError, ConfigError, UnavailableError
 from chop.formats import parse_format_string
 from chop.hardware.check.emitted import KIND, display_step, verify, write_circuit, write_folds
-from chop.hardware.check.project import BOARD, Project, describe_project
+from chop.hardware.check.project import BOARD, BUILD, Project, describe_project
 from chop.hardware.check.vectors import get_codes
 from chop.hardware.check.verify import Codes, checks, trace
 from chop.hardware.costs.board import check_pins, write_board
@@ -127,9 +127,12 @@ def _earlier_files(out: Path) -> set[Path]:
         own = set()
     foreign = sorted(files - own - {runs.MANIFEST})
     if foreign or (files and not own):
+        first = (foreign or sorted(files))[0]
+        is_built = bool(own) and all(name.startswith(f"{BUILD}/") for name in foreign)
+        way_out = f"run make -C {quoted(out / BOARD)} clean, or choose" if is_built else "choose"
         raise ConfigError(
-            f"out: '{out}' has other files ('{(foreign or sorted(files))[0]}'), and chop emit "
-            "replaces its folder: choose another folder."
+            f"out: '{out}' has other files ('{first}'), and chop emit replaces its folder: "
+            f"{way_out} another folder."
         )
     return {out / name for name in files}
 

@@ -21,7 +21,7 @@ from chop.actions.starting_run import (
     read_graph,
 )
 from chop.errors import ConfigError
-from chop.export.onnx.qonnx_reader import is_read
+from chop.export.qonnx.reader import is_read
 from chop.formats import NumberFormat, QuantSpec, parse_format_string
 from chop.formats.base import INPUT_OPERANDS
 from chop.integer.golden import GOLDEN, Golden, golden_values

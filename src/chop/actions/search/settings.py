@@ -348,6 +348,11 @@ class ShapeConfig(SearchConfig):
         self.all_goals(1)
         if self.pruner is not None:
             raise ConfigError("pruner: trials are not trained, so that none can stop early.")
+        if self.max_params >= 1 and not (self.max_params > 100 and self.max_params % 1 == 0):
+            raise ConfigError(
+                "max_params: expected a share of the model's parameters below 1, such as 0.8, or a "
+                f"whole number of parameters above 100, got {self.max_params:g}."
+            )
 
     @property
     def sizes(self) -> dict[str, tuple[int, ...]]:

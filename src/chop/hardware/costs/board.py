@@ -19,7 +19,8 @@ CLOCKS = ("xdc", "sdc", "lpf")
 _LOCATED = {
     "lpf": re.compile(r'\bLOCATE\s+COMP\s+"?([^"\s]+)"?\s+SITE\s+"?(?!SITE\b)\w', re.IGNORECASE),
     "pcf": re.compile(
-        r"\bset_io(?:\s+-nowarn|\s+-pullup\w*\s+\S+)*\s+([^-\s]\S*)[ \t]+(?!SITE\b)\w"
+        r"\bset_io(?:\s+-nowarn|\s+--warn-no-port|\s+-pullup\w*\s+\S+)*"
+        r"\s+([^-\s]\S*)[ \t]+(?!SITE\b)\w"
     ),
 }
 """Pins with a site, by the suffix of the file. `SITE` itself is the placeholder of examples."""

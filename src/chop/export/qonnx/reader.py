@@ -19,9 +19,9 @@ from chop.base.files.reading import require_file
 from chop.base.installed import require
 from chop.errors import CheckpointError, ConfigError, first_line
 from chop.export.onnx.operators import BIPOLAR, QONNX, QUANT
-from chop.export.onnx.qonnx_build import RANGES, SHAPES, Builder, Node
-from chop.export.onnx.qonnx_formats import Constant, Rounding
-from chop.export.onnx.qonnx_operators import CONSTANT_MOVES, OPERATORS
+from chop.export.qonnx.build import RANGES, SHAPES, Builder, Node
+from chop.export.qonnx.formats import Constant, Rounding
+from chop.export.qonnx.operators import CONSTANT_MOVES, OPERATORS
 from chop.ir.graph import MaseGraph
 
 SUFFIX = ".onnx"
@@ -71,22 +71,27 @@ def read_module(path: str | Path) -> fx.GraphModule:
             "chop export --to qonnx."
         )
     graph = proto.graph
+    opsets = {each.domain: each.version for each in proto.opset_import}
     builder = _start(graph, path)
     for number, given in enumerate(graph.node):
         node = Node.of(given, number)
         try:
-            _read_node(builder, node, given)
+            _read_node(builder, node, given, opsets)
         except ConfigError as error:
             raise ConfigError(f"'{path}': node {node.title}: {error}.") from None
-        except CheckpointError:
-            raise
+        except CheckpointError as error:
+            raise CheckpointError(f"'{path}': {error}") from None
         except Exception as error:  # torch has errors of many classes for shapes that do not fit
             reason = first_line(error)
             raise CheckpointError(f"'{path}': node {node.title} is broken: {reason}") from None
+    if not graph.output:
+        raise CheckpointError(f"'{path}' has no outputs: the file is broken.")
     try:
         outputs = [builder.settle(builder.value(each.name)).node for each in graph.output]
     except ConfigError as error:
         raise ConfigError(f"'{path}': output of the model: {error}.") from None
+    except CheckpointError as error:
+        raise CheckpointError(f"'{path}': output of the model: {error}") from None
     return builder.finish(outputs)
 
 
@@ -135,24 +140,39 @@ def _start(graph: Any, path: str | Path) -> Builder:
     readers = Counter(name for node in graph.node for name in node.input)
     builder = Builder(readers + Counter(each.name for each in graph.output))
     for each in graph.initializer:
+        if each.data_type == each.STRING:
+            continue  # no supported operator reads text
         builder.constants[each.name] = _constant(numpy_helper.to_array(each))
     for each in graph.input:
         if each.name in builder.constants:
             continue  # files of IR versions below 4 list initializers as well
         sizes = [size.dim_value for size in each.type.tensor_type.shape.dim]
-        if not sizes or 0 in sizes[1:]:
-            raise ConfigError(f"'{path}': input '{each.name}' has no fixed sizes.")
-        builder.add_input(each.name, (sizes[0] or 1, *sizes[1:]))
+        if not sizes or min(sizes[1:], default=1) < 1:
+            raise ConfigError(
+                f"'{path}': input '{each.name}' has no fixed sizes. Only the first one, the batch, "
+                "may be free."
+            )
+        try:
+            builder.add_input(each.name, (max(sizes[0], 1), *sizes[1:]))
+        except ConfigError as error:
+            raise ConfigError(f"'{path}': input '{each.name}': {error}.") from None
+        except RuntimeError as error:  # too large for the memory
+            raise CheckpointError(
+                f"'{path}': input '{each.name}' has the sizes {sizes}: {first_line(error)}"
+            ) from None
     return builder
 
 
 def _constant(array: Any) -> Constant:
-    values = torch.from_numpy(array.copy())
+    # Types that only ONNX has, such as bfloat16 and int4, have the kind V: float32 holds them.
+    values = torch.from_numpy(array.astype("float32") if array.dtype.kind == "V" else array.copy())
     return Constant(values.float() if values.is_floating_point() else values)
 
 
-def _read_node(builder: Builder, node: Node, given: Any) -> None:
+def _read_node(builder: Builder, node: Node, given: Any, opsets: Mapping[str, int]) -> None:
     """Adds a node to the module, or its result to the constants."""
+    if not node.output or node.output in builder.constants or node.output in builder.values:
+        raise CheckpointError(f"node {node.title} has no output of its own: the file is broken.")
     is_rounded = node.operator in ROUNDED and given.domain in DOMAINS
     is_constant = all(name in builder.constants for name in node.inputs if name)
     if is_rounded:
@@ -162,30 +182,39 @@ def _read_node(builder: Builder, node: Node, given: Any) -> None:
             builder.constants[node.output] = rounding.constant(x)
         else:
             value = builder.value(node.inputs[0])
+            if rounding.scale.dim() > value.example.dim():
+                raise ConfigError("its scale has more dimensions than the activation")
             reads = builder.readers[node.inputs[0]]
             builder.values[node.output] = builder.round(value, rounding.data_format(), reads)
     elif given.domain not in PLAIN:
         raise ConfigError(f"operators of the domain '{given.domain}' are not supported")
     elif is_constant:
-        builder.constants[node.output] = _folded(builder, node, given)
+        builder.constants[node.output] = _folded(builder, node, given, opsets)
     elif node.operator in OPERATORS:
         builder.values[node.output] = OPERATORS[node.operator](builder, node)
     else:
         raise ConfigError(f"the operator is not supported; expected {', '.join(sorted(OPERATORS))}")
 
 
-def _folded(builder: Builder, node: Node, given: Any) -> Constant:
+def _folded(builder: Builder, node: Node, given: Any, opsets: Mapping[str, int]) -> Constant:
     """Computes a node of constants; moves scales of rounded ones along with their values."""
+    from onnx import helper
     from onnx.reference import ReferenceEvaluator
 
-    constants = [builder.constants[name] for name in node.inputs if name]
+    names = [name for name in node.inputs if name]
+    ends = [
+        [helper.make_empty_tensor_value_info(each) for each in part]
+        for part in (names, [node.output])
+    ]
+    graph = helper.make_graph([given], "constants", *ends)  # a node alone has the latest opset
+    evaluator = ReferenceEvaluator(graph, opsets=dict(opsets))
+    constants = [builder.constants[name] for name in names]
     others = [each.values for each in constants[1:]]
 
     def run(first: Tensor) -> Tensor:
         feeds = [first, *others] if constants else []
-        names = [name for name in node.inputs if name]
         named = {name: x.numpy() for name, x in zip(names, feeds, strict=True)}
-        return torch.from_numpy(ReferenceEvaluator(given).run(None, named)[0].copy())
+        return torch.from_numpy(evaluator.run(None, named)[0].copy())
 
     if not constants:
         return _constant(run(torch.empty(0)).numpy())

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from chop.errors import ConfigError
-from chop.export.onnx.qonnx_build import Builder, Node, Value
-from chop.export.onnx.qonnx_formats import Constant
-from chop.formats import Binary
+from chop.export.qonnx.build import Builder, Node, Value
+from chop.export.qonnx.formats import Constant
+from chop.formats import Binary, NumberFormat
 from chop.formats.spec import FLOAT
 from chop.ir.ops import OPS
 from chop.nn.quantized import QuantCall
@@ -53,6 +53,8 @@ def _matmul(builder: Builder, node: Node) -> Value:
         weight = builder.constants[node.inputs[1]]
         return _linear(builder, node, value, weight.map(lambda x: x.T))
     other = builder.value(node.inputs[1])
+    if min(value.example.dim(), other.example.dim()) < 3:
+        raise ConfigError("it joins rows of the batch; expected inputs of 3 or more dimensions")
     call = QuantCall(torch.matmul, OPS["matmul"].arguments)
     return builder.call(node, call, value, other, weight=other.number_format or FLOAT)
 
@@ -69,6 +71,8 @@ def _linear(builder: Builder, node: Node, value: Value, weight: Constant) -> Val
     """Adds a linear layer; the weight is (out, in)."""
     if weight.values.dim() != 2:
         raise ConfigError(f"expected a matrix as weight, got {weight.values.dim()} dimensions")
+    if value.example.dim() < 2:
+        raise ConfigError("it joins rows of the batch; expected an input of 2 or more dimensions")
     rows, columns = weight.values.shape
     return _weighted(builder, node, value, nn.Linear(columns, rows, bias=False), weight)
 
@@ -132,8 +136,7 @@ def _with_bias(builder: Builder, node: Node, value: Value, bias: Constant) -> Va
         bias: one number, or one per output channel.
     """
     bias = bias.map(torch.flatten)
-    has_one_scale = bias.scale is not None and bool((bias.scale == bias.scale[0]).all())
-    number_format = bias.number_format() if has_one_scale else None
+    number_format = _bias_format(bias)
     if number_format is None:
         return _affine(builder, node, value, None, bias.values, "_bias")
     layer: Any = builder.layer(value.layer)
@@ -141,6 +144,12 @@ def _with_bias(builder: Builder, node: Node, value: Value, bias: Constant) -> Va
     spec = builder.specs[value.layer].with_quantizers(bias=number_format)
     builder.specs[value.layer] = spec
     return value
+
+
+def _bias_format(bias: Constant) -> NumberFormat | None:
+    """Returns the format of a bias with one scale; None for others."""
+    has_one_scale = bias.scale is not None and len(bias.scale.unique()) == 1
+    return bias.number_format() if has_one_scale else None
 
 
 def _affine(
@@ -187,8 +196,10 @@ def _norm_alone(builder: Builder, node: Node, value: Value) -> Any:
 
 def _by_channel(constant: Tensor, value: Value, axis: int = 1) -> Tensor:
     """Returns the numbers of a constant that broadcasts: one, or one per index of an axis."""
-    shape = [1] * (value.example.dim() - constant.dim()) + [*constant.shape]
-    if constant.numel() == 1 or shape[axis] == constant.numel() == value.example.shape[axis]:
+    missing = value.example.dim() - constant.dim()
+    shape = [1] * missing + [*constant.shape]
+    is_by_channel = shape[axis] == constant.numel() == value.example.shape[axis]
+    if missing >= 0 and (constant.numel() == 1 or is_by_channel):
         return constant.flatten()
     raise ConfigError(
         f"expected a constant with one number, or one per channel of {[*value.example.shape]}, got "
@@ -204,7 +215,7 @@ def _add(builder: Builder, node: Node) -> Value:
     value = builder.value(name)
     layer = builder.layer(value.layer) if value.layer else None
     is_alone = builder.readers[name] == 1 and value.node.target == value.layer
-    if constant.rounding and is_alone and getattr(layer, "bias", constant) is None:
+    if _bias_format(constant) and is_alone and getattr(layer, "bias", constant) is None:
         axis = -1 if isinstance(layer, nn.Linear) else 1
         bias = constant.map(lambda x: _by_channel(x, value, axis))
         return _with_bias(builder, node, value, bias)
@@ -252,6 +263,9 @@ def _operands(builder: Builder, node: Node) -> tuple[str, Constant] | None:
 def _combine(builder: Builder, node: Node, function: Callable[..., Any]) -> Value:
     """Adds a sum, difference or product of two activations in one format."""
     values = builder.in_one_format([builder.value(name) for name in node.inputs])
+    if len({each.example.dim() for each in values}) > 1:
+        shapes = " and ".join(str([*each.example.shape]) for each in values)
+        raise ConfigError(f"expected inputs with the same number of dimensions, got {shapes}")
     call = QuantCall(function, OPS[function.__name__].arguments)
     return builder.call(node, call, *values)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from chop.errors import CheckpointError, ConfigError
-from chop.export.onnx.qonnx_formats import Constant, covering_format
+from chop.export.qonnx.formats import Constant, covering_format
 from chop.formats import NumberFormat, QuantSpec
 from chop.formats.spec import FLOAT
 from chop.ir.ops import get_module_row
@@ -49,18 +50,20 @@ class Node(NamedTuple):
 
         attributes = {each.name: helper.get_attribute_value(each) for each in proto.attribute}
         name = identifier(proto.name or f"{proto.op_type.lower()}_{number}")
-        title = f"'{proto.name or proto.output[0]}' ({proto.op_type})"
-        return cls(name, title, proto.op_type, proto.input, proto.output[0], attributes)
+        output = next(iter(proto.output), "")
+        title = f"'{proto.name or output or number}' ({proto.op_type})"
+        return cls(name, title, proto.op_type, proto.input, output, attributes)
 
 
 def identifier(name: str) -> str:
     """Returns a name as a Python identifier.
 
-    >>> identifier("/features.0/Conv"), identifier("7")
-    ('features_0_Conv', 'node_7')
+    >>> identifier("/features.0/Conv"), identifier("7"), identifier("in")
+    ('features_0_Conv', 'node_7', 'node_in')
     """
     plain = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_")
-    return plain if plain and not plain[0].isdigit() else f"node_{plain}"
+    is_usable = plain.isidentifier() and plain != "self" and not keyword.iskeyword(plain)
+    return plain if is_usable else f"node_{plain}"
 
 
 @dataclass(frozen=True)
@@ -94,13 +97,24 @@ class Builder:
         self.constants: dict[str, Constant] = {}
         self.values: dict[str, Value] = {}
         self.specs: dict[str, QuantSpec] = {}
-        self._root, self._graph = nn.Module(), fx.Graph()
+        self._graph = fx.Graph()
+        # A GraphModule, so that layers do not get the names of its own attributes.
+        self._root = fx.GraphModule(nn.Module(), fx.Graph())
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._ranges: dict[str, tuple[float, float]] = {}
 
     def add_input(self, name: str, shape: tuple[int, ...]) -> None:
-        """Adds an input of the model; the first size is the batch."""
-        node = self._graph.placeholder(identifier(name))
+        """Adds an input of the model; the first size is the batch.
+
+        Raises:
+            ConfigError: if the batch is not that of the other inputs.
+        """
+        if self._shapes and shape[0] != self.rows:
+            raise ConfigError(f"its batch is {shape[0]}, expected {self.rows} as of other inputs")
+        target = identifier(name)
+        while target in self._shapes:
+            target += "_"
+        node = self._graph.placeholder(target)
         self._shapes[str(node.target)] = shape
         self.values[name] = Value(node, torch.zeros(shape))
 
