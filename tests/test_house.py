@@ -15,9 +15,9 @@ from tests.test_architecture import SOURCE, drawing, get_module, imported
 BOUNDS = {
     "subpackages": 36,
     "imports between subpackages": 282,
-    "files": 1_097,
+    "files": 1_098,
     "files at one level": 30,
-    "lines that are not blank": 128_500,
+    "lines that are not blank": 128_600,
     "functions per 1,000 lines of logic": 108,
     "public functions and classes": 3_550,
     "lines of the longest file": 475,
