@@ -38,6 +38,7 @@ COMMANDS = {
     "--finetune-epochs 1",
     "precision": f"search precision --model mlp --trials 3 {SMALL}",
     "sensitivity": f"search sensitivity --model mlp --widths 4 {SMALL}",
+    "shape": f"search shape --max-params 0.8 --trials 2 {SMALL} gpt-tiny",
     "nas": f"search nas --model vit --trials 2 --epochs 1 {SMALL}",
     "evaluate": "evaluate --limit 16 mlp",
     "lower": f"lower --model mlp --rows 8 {SMALL}",

@@ -157,6 +157,7 @@ def partial_and_refused() -> tuple[bool, dict[str, str], bool]:
         "onnx_gather_4bit": (codes.view(1, 8), codes, scales.view(1, 1)),
         "qonnx_quant": (x, scales, -8, 7, False),
         "qonnx_bipolar": (x, scales),
+        "searched_scales": (x, -8),
     }
     said = {}
     for name, arguments in calls.items():

@@ -25,6 +25,7 @@ EXEMPT = {
     "hardware/settings.py": "reserved words of SystemVerilog",
     "integer/suggestions.py": "sentences on operators that have no circuit",
     "cli/bench.py": "names of studies, of which two are operators too",
+    "export/qonnx/operators.py": "layers of ONNX operators, by their number of dimensions",
     "captured/": "what a graph holds of every function and method of Python and torch",
     "capture/": "runs before there is a graph, on every function and method of Python and torch",
     "ir/huggingface/attention.py": "what transformers' attention calls",

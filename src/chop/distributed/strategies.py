@@ -51,6 +51,7 @@ REFUSED: dict[str, str] = {
     "onnx_gather_4bit": EXPORT,
     "qonnx_quant": EXPORT,
     "qonnx_bipolar": EXPORT,
+    "searched_scales": "measures the rows of one process, inside an operator with a rule",
 }
 """Operators without a rule, and the reason."""
 
