@@ -37,7 +37,7 @@ def test_a_norm_of_an_image_ahead_of_a_convolution(tmp_path):
 @pytest.mark.parametrize("weight", ["binary", "ternary", "integer"])
 @pytest.mark.parametrize("width", [2, 4, 8])
 @pytest.mark.parametrize(("net", "size", "fold"), [(tfc, 7, 98), (cnv, 11, 1000)])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_a_network_with_norms(net, size, fold, width, weight, tmp_path):
     x = images(4, 1, size, size)
     _, lowered, rows = integer(trained(net()), x, width, weight)

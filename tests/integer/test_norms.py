@@ -147,7 +147,7 @@ NETS = {
 @pytest.mark.parametrize("weight", ["integer", "binary", "ternary"])
 @pytest.mark.parametrize("width", [2, 4, 8])
 @pytest.mark.parametrize("name", NETS)
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 def test_trained_norms_are_lowered_as_they_are(name, width, weight):
     layers, x = NETS[name]
     model = trained(nn.Sequential(*layers()))
