@@ -270,8 +270,8 @@ def test_a_circuit_that_was_built_is_replaced_after_make_clean(copied):
     built = copied / "board" / "build"
     built.mkdir()
     (built / "top.json").write_text("{}")
-    told = rf"'board/build/top.json'.* run make -C \S*{copied.name}/board clean, or choose another"
-    with pytest.raises(ConfigError, match=told):
+    message = rf"'board/build/top.json'.* run make -C \S*{copied.name}/board clean, or choose"
+    with pytest.raises(ConfigError, match=message):
         emit(EmitConfig(out=copied, **SETTINGS), workload())
     (copied / "notes.txt").write_text("years of work")
     with pytest.raises(ConfigError, match="replaces its folder: choose another folder"):

@@ -116,10 +116,10 @@ def test_formats_of_inputs_have_no_recipe(tmp_path, loaded, capsys):
 
 def test_answers_of_a_vocabulary_bound_the_rows(monkeypatch, workload):
     monkeypatch.setattr(precision_rows, "ANSWER_BYTES", 5 * 4 * 8 * 64)
-    _, rows, told = precision_rows.get_rows(
+    _, rows, about = precision_rows.get_rows(
         workload, PrecisionConfig().search_rows, has_training=True
     )
-    assert len(rows) == 5 and told.startswith("5 validation rows")
+    assert len(rows) == 5 and about.startswith("5 validation rows")
 
 
 def test_operands_of_a_compression_are_checked():

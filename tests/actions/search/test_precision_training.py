@@ -114,5 +114,5 @@ def test_trials_are_never_measured_on_what_they_train_on():
     few = given.train.take(torch.arange(40))
     config = PrecisionConfig(**SETTINGS)
     few_rows = replace(given, train=few, validation=None)
-    split, rows, told = precision_rows.get_rows(few_rows, config.search_rows, config.epochs > 0)
-    assert len(split.train) == 32 and len(rows) == 8 and told.startswith("8 validation rows")
+    split, rows, about = precision_rows.get_rows(few_rows, config.search_rows, config.epochs > 0)
+    assert len(split.train) == 32 and len(rows) == 8 and about.startswith("8 validation rows")
