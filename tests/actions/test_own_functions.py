@@ -218,7 +218,7 @@ def test_a_trial_on_which_the_function_fails_fails_alone(files):
 
 def test_jobs_that_compare_answers_refuse_a_function(files, tmp_path):
     workload = Workload.of(files["Boxes"](), (files["X"], torch.zeros(60)), evaluate=files["error"])
-    with pytest.raises(ConfigError, match="this job judges answers to rows"):
+    with pytest.raises(ConfigError, match="this job evaluates with the metric of a task"):
         lower(LowerConfig(out=tmp_path / "lower"), workload)
 
 
@@ -248,7 +248,7 @@ def test_a_run_is_judged_again_by_the_function_that_the_command_names(files):
     assert CliRunner().invoke(app, ["compress", *run]).exit_code == 0
     again = ["evaluate", "runs/c", "--reference", "net.py:Boxes"]
     told = str(CliRunner().invoke(app, again).exception)
-    assert "was judged by 'net.py:closeness'. chop runs code only if" in told
+    assert "was evaluated with 'net.py:closeness'. chop runs code only if" in told
     command = "chop evaluate runs/c --reference net.py:Boxes --evaluate net.py:closeness"
     assert f"run {command}." in told
     for more in (["--evaluate", "net.py:closeness"], ["--trust-code"]):

@@ -226,6 +226,11 @@ def compress(
     Raises:
         ConfigError: if rows or settings cannot be used.
         CaptureError: if the model cannot be captured.
+
+    Example::
+
+        found = chop.compress(net, (X, y), formats=("8.auto", "4.auto"), max_drop=0.02)
+        found.model  # the packed model; the tables and files are in runs/compress
     """
     check_is_module(model, "chop.compress")
     _check_has_layers(model, "chop.compress")

@@ -63,7 +63,7 @@ def call_arguments(
         return (), _accepted_arguments(record, (), named)
     except GuardError as error:
         raise GuardError(
-            f"{error}; positions are those of {record.class_name}.forward ({', '.join(meant)}), so "
+            f"{error}; positions follow {record.class_name}.forward ({', '.join(meant)}), so "
             f"pass what is meant for another input by name: {', '.join(inputs)}"
         ) from None
 

@@ -86,6 +86,10 @@ def load_dataset(
             the limit is below one.
         UnavailableError: if the data set is neither built in nor a local path nor reachable on the
             hub.
+
+    Example:
+        >>> {split: len(rows) for split, rows in load_dataset("digits", limit=100).items()}
+        {'train': 100, 'test': 100}
     """
     if limit is not None and limit < 1:
         raise ConfigError(f"limit: expected at least one row, got {limit}.")

@@ -66,7 +66,7 @@ def require_no_model(mg: MaseGraph, path: Path) -> None:
     if has_more and (folder / CONFIG).is_file() and has_weights:
         raise ConfigError(
             f"{path}: expected a folder without another model, because the files of the tokenizer "
-            f"and the configuration would overwrite its own; give another folder, such as "
+            f"and the configuration would overwrite its own; choose another folder, such as "
             f"{folder / path.stem / path.name}."
         )
 

@@ -108,6 +108,10 @@ def load_model(
         ConfigError: if the task is unknown, or a folder holds no model.
         CheckpointError: if the weights cannot be read, or have fewer layers than the model.
         UnavailableError: if a hub name is neither in the local hub cache nor reachable.
+
+    Example:
+        >>> load_model("bert-tiny").config.num_hidden_layers
+        2
     """
     if task is not None and task not in AUTO_CLASSES:
         raise ConfigError(f"unknown task '{task}': {did_you_mean(task, AUTO_CLASSES)}")

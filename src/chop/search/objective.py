@@ -38,6 +38,8 @@ class Goal:
     Attributes:
         name: name of the number.
         direction: "maximize" (default) or "minimize".
+
+    Example: `Goal("latency_ms", "minimize")`.
     """
 
     name: str
@@ -59,6 +61,8 @@ class Constraint:
         name: name of the number.
         bound: bound in the unit of the number, met up to rounding (1e-9 of it).
         direction: "minimize" (default) for an upper bound, "maximize" for a lower bound.
+
+    Example: `Constraint("bits", 4.5)` accepts at most 4.5 bits.
     """
 
     name: str

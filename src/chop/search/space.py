@@ -42,6 +42,8 @@ class Choice:
             value (a number, a format, a class) stays in memory.
         cost: text -> additive cost of the option, such as bits of the layer. None (default): no
             cost.
+
+    Example: `Choice("heads", {"2": 2, "4": 4})`.
     """
 
     name: str

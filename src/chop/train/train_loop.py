@@ -87,6 +87,12 @@ def fit(
     Raises:
         ConfigError: if columns are wrong, the schedule or task is unknown, labels do not fit the
             task, no parameter is trainable, or a teacher does not fit.
+
+    Example:
+        >>> X = torch.randn(64, 2)
+        >>> losses = fit(torch.nn.Linear(2, 2), (X, (X[:, 0] > 0).long()), epochs=5, lr=0.1)
+        >>> losses[-1] < losses[0]
+        True
     """
     check_known(schedule, SCHEDULES, "unknown schedule")
     settings = Distillation.read(distill)
@@ -179,6 +185,10 @@ def evaluate(
     Raises:
         ConfigError: if columns are wrong, the metric or task is unknown, or labels do not fit the
             task.
+
+    Example:
+        >>> evaluate(torch.nn.Identity(), (torch.eye(2), torch.tensor([0, 1])))  # logits as inputs
+        1.0
     """
     judged, predictions, labels = predict(
         model,

@@ -169,7 +169,7 @@ def _way_out(workload: Workload, config: WorkloadConfig) -> str:
         names = " or ".join(name for name in RARE_CLASS_METRICS if name in workload.task.metrics)
         rare = (
             f"{workload.chance:.1%} of the {workload.get_name('test')} rows have one class: "
-            f"--metric {names} also judges the others. "
+            f"--metric {names} also counts the other classes. "
         )
     if workload.task.name == "regression":
         scaling += " (--label-mean and --label-std for labels that were standardized for training)"

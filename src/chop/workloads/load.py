@@ -73,8 +73,8 @@ def workload_for(config: WorkloadConfig, workload: Workload | None) -> Workload:
         loaded = workload
         if loaded.judge is not None and not isinstance(config, JudgedConfig):
             raise ConfigError(
-                f"{loaded.judge.title}: this job judges answers to rows by the metric of a task; "
-                "chop compress, chop evaluate, chop sweep, chop search precision and nas take one."
+                f"{loaded.judge.title}: this job evaluates with the metric of a task. Functions "
+                "are supported by chop compress, evaluate, sweep, search precision and search nas."
             )
         if loaded.judge is None:
             loaded = replace(workload, task=workload.task.with_metric(config.metric))

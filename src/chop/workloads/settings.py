@@ -40,7 +40,7 @@ class _OwnFunctions:
     """Functions of the user as commands name them: `file.py:fn`.
 
     Attributes:
-        evaluate: judges a model; None uses the task's metric.
+        evaluate: function that scores a model. Default: the task's metric.
         lower_is_better: True if smaller numbers are better.
         loss: trains a model; None uses the task's loss.
     """
@@ -218,7 +218,7 @@ class JudgedConfig:
 
     @property
     def judged_name(self) -> str | None:
-        """Name of the number of `evaluate`; None if the task's metric judges."""
+        """Name of the number of `evaluate`; None if the task's metric is used."""
         if self.evaluate is None:
             return None
         metric: str | None = getattr(self, "metric", None)

@@ -324,7 +324,7 @@ class Workload:
         can_train = self.can_train(config)
         if epochs and not can_train:
             raise ConfigError(
-                "--evaluate judges the model, and no loss is known to train it with: pass --loss "
+                "--evaluate defines no loss, so the model cannot be trained: pass --loss "
                 "file.py:fn, --task or --distill, or 0 epochs."
             )
         usual = self.tuning_epochs if can_train else 0

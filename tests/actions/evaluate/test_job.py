@@ -455,6 +455,6 @@ def test_an_edited_card_stays(folders, tmp_path):
     card, out = folder / "README.md", tmp_path / "out"
     card.write_text(f"{card.read_text()}mine")
     config = replace(settings(folders, out, card=True), model=str(folder))
-    with pytest.raises(ConfigError, match="card: expected a model card that chop wrote and nobody"):
+    with pytest.raises(ConfigError, match="card: expected a model card that chop wrote, but "):
         evaluate(config)
     assert card.read_text().endswith("mine") and not (out / "answers.jsonl").exists()

@@ -318,7 +318,7 @@ def test_settings_that_lm_eval_would_leave_or_refuse_late_are_refused(place, tmp
             setattr(task, mark, True)
         return loaded
 
-    for mark, message in {"UNSAFE_CODE": "runs code", "MULTIMODAL": "beyond text"}.items():
+    for mark, message in {"UNSAFE_CODE": "runs code", "MULTIMODAL": "images or sound"}.items():
         monkeypatch.setattr(TaskManager, "load", partialmethod(marked, mark=mark))
         with pytest.raises(ConfigError, match=f"tasks: 'chop_choice' .*{message}"):
             read_tasks(settings(place, tmp_path, "chop_choice"))

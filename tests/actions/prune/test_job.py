@@ -113,7 +113,7 @@ def test_the_folder_of_a_named_model_has_a_tokenizer(tmp_path):
 
 
 def test_refusals(tmp_path):
-    with pytest.raises(ConfigError, match="give at least one of layers"):
+    with pytest.raises(ConfigError, match="pass at least one of layers"):
         PruneDecoderConfig(out=tmp_path)
     with pytest.raises(ConfigError, match="expected a number from 1 to 2"):
         prune(PruneDecoderConfig(out=tmp_path, layers=3), workload())

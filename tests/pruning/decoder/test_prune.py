@@ -365,7 +365,7 @@ def packed():
 
 
 REFUSED = {
-    "no size": (lambda: decoder("llama"), {}, "give at least one of"),
+    "no size": (lambda: decoder("llama"), {}, "pass at least one of"),
     "too many layers": (lambda: decoder("llama"), {"num_hidden_layers": 5}, "from 1 to 4"),
     "no layer": (lambda: decoder("llama"), {"num_hidden_layers": 0}, "from 1 to 4"),
     "no number": (lambda: decoder("llama"), {"intermediate_size": 0.5}, "got 0.5"),

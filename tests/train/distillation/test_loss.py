@@ -405,7 +405,7 @@ def test_what_cannot_be_taught_is_refused():
     own = Task("own", Metric("mse", lambda x, y: 0.0, values), F.mse_loss)
     with pytest.raises(ConfigError, match="no comparison with a teacher"):
         train(distill=net(), task=own)
-    with pytest.raises(ConfigError, match=r"give load_trained\('mlp'\)"):
+    with pytest.raises(ConfigError, match=r"pass load_trained\('mlp'\)"):
         train(distill="mlp")
     broken = net()
     nn.init.constant_(broken[3].bias, float("nan"))

@@ -92,13 +92,13 @@ def judged_settings_of_run(
         model = settings["model"]
         named = f" {option} {model}" if names_code(model) and is_trusted(model) is False else ""
         raise ConfigError(
-            f"'{folder}' was judged by '{function}'. chop runs code only if the command line names "
-            f"it: if you trust it, run {command}{named} --evaluate {function}."
+            f"'{folder}' was evaluated with '{function}'. chop runs code only if the command line "
+            f"names it: if you trust it, run {command}{named} --evaluate {function}."
         )
     elif function is None and (judge := _judge_of_program(folder)) and "evaluate" not in given:
         raise ConfigError(
-            f"'{folder}' was judged by '{judge}', a function of a Python program: write it to a "
-            f"file and run {command} --evaluate file.py:{judge}."
+            f"'{folder}' was evaluated with '{judge}', a function of a Python program: write it to "
+            f"a file and run {command} --evaluate file.py:{judge}."
         )
     return _get_settings(JudgedWorkloadConfig, run, settings, given, option)
 

@@ -33,8 +33,8 @@ def find_card(config: EvaluateConfig) -> Path:
     card = folder / FILE
     if not is_own(card) or not card_rows(card):
         raise ConfigError(
-            f"card: expected a model card that chop wrote and nobody edited, and '{card}' is none: "
-            "delete it and save the model again for a new one, or leave out --card."
+            f"card: expected a model card that chop wrote, but '{card}' was edited or is missing. "
+            "To get a new one, delete it and save the model again, or leave out --card."
         )
     return card
 

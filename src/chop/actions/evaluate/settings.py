@@ -91,7 +91,7 @@ class EvaluateConfig:
             raise ConfigError(f"tasks: expected each task once, got {', '.join(self.tasks)}.")
         if self.fewshot_as_multiturn and not self.apply_chat_template:
             raise ConfigError(
-                "fewshot_as_multiturn: turns need a chat template; set apply_chat_template as well."
+                "fewshot_as_multiturn: needs a chat template; set apply_chat_template as well."
             )
         _check_generation(self.gen_kwargs or {})
         if self.tasks:

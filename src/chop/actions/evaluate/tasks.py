@@ -208,7 +208,7 @@ def _check_task(name: str, task: Any, config: EvaluateConfig) -> None:
         )
     if getattr(task, "MULTIMODAL", False):
         raise ConfigError(
-            f"tasks: '{name}' has questions beyond text, which chop does not support."
+            f"tasks: '{name}' has questions with images or sound, which chop does not support."
         )
 
 

@@ -54,12 +54,12 @@ class PruneDecoderConfig(DistillConfig, WorkloadConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.sizes:
-            raise ConfigError(f"chop prune: give at least one of {', '.join(SIZES)}.")
+            raise ConfigError(f"chop prune: pass at least one of {', '.join(SIZES)}.")
         if self.finetune_lr is not None and self.epochs == 0:
-            raise ConfigError("finetune_lr: nothing is trained; give distill or finetune_epochs.")
+            raise ConfigError("finetune_lr: nothing is trained; pass distill or finetune_epochs.")
         if self.distill_hidden and self.distill_teacher and self.layers:
             raise ConfigError(
-                "distill_hidden: the remaining layers are compared with those of the original; "
+                "distill_hidden: each remaining layer is compared with its layer in the original; "
                 "leave distill_teacher or layers out."
             )
 

@@ -116,13 +116,11 @@ def _nvfp4_inputs(scale: Tensor) -> NumberFormat:
 
 PACKED: Mapping[str, _Packed] = {
     "NVFP4": _Packed(_nvfp4, _nvfp4_inputs),
-    "NVFP4_AWQ": _Packed(_nvfp4, omitted="inputs of NVFP4"),
+    "NVFP4_AWQ": _Packed(_nvfp4, omitted="inputs of NVFP4 layers"),
     "W4A16_NVFP4": _Packed(_nvfp4),
     "W4A8_NVFP4_FP8": _Packed(_nvfp4, STATIC.number_format),
     "W4A16_AWQ": _Packed(_integers),
-    "W4A8_AWQ": _Packed(
-        _integers, STATIC.number_format, omitted="the second, FP8 rounding of weights"
-    ),
+    "W4A8_AWQ": _Packed(_integers, STATIC.number_format, omitted="weights a second time, to FP8"),
 }
 """Schemes of 4-bit codes by algorithm."""
 ALGORITHMS = (*WHOLE, *PACKED)
@@ -251,13 +249,13 @@ class _Layers:
         if self._floats:
             names = enumerate_names(sorted(self._floats), MOST_NAMES)
             log.warning(
-                "%s: layers with factors of their inputs (%s) become floats: %s",
+                "%s: layers that scale their inputs (%s) become float layers: %s",
                 *(self._folder, SMOOTHING, names),
             )
         omitted = {PACKED[self._algorithms[path]].omitted for path in self._own} - {None}
         if omitted:
             log.warning(
-                "%s: not rounded, other than in engines: %s",
+                "%s: engines also round the following, but chop does not: %s",
                 self._folder,
                 enumerate_names(sorted(map(str, omitted)), MOST_NAMES),
             )

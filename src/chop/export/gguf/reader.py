@@ -331,8 +331,8 @@ class _Weights:
         if self._floats:
             names = enumerate_names(sorted(self._floats), MOST_NAMES)
             log.warning(
-                "%s: no format has the block types of %s: float32 numbers of the same values take "
-                "their place, and more memory. Blocks of Q2_K to Q6_K, Q4_0 or Q8_0 stay codes.",
+                "%s: block types of %s are not supported. They become float32 with the same "
+                "values, which takes more memory. Blocks of Q2_K to Q6_K, Q4_0 or Q8_0 stay codes.",
                 *(self._file, names),
             )
 

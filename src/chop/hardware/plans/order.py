@@ -42,7 +42,7 @@ def concat_plan(first: Stream, second: Stream, dim: int) -> ComponentPlan:
     """
     edges = first.edge, second.edge
     if len({(*edge.steps, edge.divisor) for edge in edges}) > 1 or len(first.edge.steps) > 1:
-        raise ConfigError("its inputs have different steps; give all inputs the same format")
+        raise ConfigError("its inputs have different steps; use the same format for all inputs")
     low, high = min(edge.low for edge in edges), max(edge.high for edge in edges)
     edge = replace(first.edge, low=low, high=high)
     positions = joined(first, second, dim)

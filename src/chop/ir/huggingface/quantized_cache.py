@@ -316,7 +316,7 @@ def _windows(config: PreTrainedConfig) -> list[int | None]:
     if others:
         named = ", ".join(f"{kind} ({count} of them)" for kind, count in others.items())
         raise ConfigError(
-            f"QuantizedCache holds keys and values of attention, and {config.model_type} has other "
-            f"layers: {named}."
+            f"QuantizedCache stores keys and values of attention, and {config.model_type} has "
+            f"other layers: {named}."
         )
     return [getattr(layer, "sliding_window", None) for layer in layers]

@@ -103,7 +103,7 @@ class IntegerOperator(nn.Module):
         Raises:
             ConfigError: if its formats have no integer form, or its integers can become too wide.
         """
-        raise NotImplementedError(f"{cls.__name__} is not the form of a quantized operator.")
+        raise NotImplementedError(f"{cls.__name__} has no quantized operator to convert.")
 
     def extra_repr(self) -> str:
         """Returns the width and the bounds of the codes."""

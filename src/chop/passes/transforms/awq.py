@@ -67,6 +67,10 @@ def awq_transform_pass(mg: MaseGraph, config: AwqConfig) -> dict[str, Any]:
         ConfigError: if a row of a batch causes NaN or infinite inputs of a layer.
 
     Source: Lin et al. 2023, arXiv:2306.00978, section 3.2, eq. 4 and 5.
+
+    Example config::
+
+        {"batches": batches, "weight": {"name": "group_integer", "width": 4}}
     """
     batches = select_inputs(mg, config.batches, "awq_transform_pass.batches")
     weighs_rows = config.row_weights == "gradient"

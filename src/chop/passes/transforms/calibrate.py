@@ -49,6 +49,10 @@ def calibrate_transform_pass(mg: MaseGraph, config: CalibrateConfig) -> dict[str
         fitted: number of operands fitted.
         static: number of activations with fixed scales.
         dynamic: number of activations with scales that still depend on each tensor or its parts.
+
+    Example config::
+
+        {"batches": [{"input_ids": ids, "attention_mask": mask}], "static_scales": True}
     """
     steps = leaf_operators(mg.model)
     wanted = {name: _waiting(step) for name, step in steps.items()}

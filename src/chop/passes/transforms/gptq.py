@@ -62,6 +62,10 @@ def gptq_transform_pass(mg: MaseGraph, config: GptqConfig) -> dict[str, Any]:
             batch causes NaN or infinite inputs of a layer.
 
     Source: Frantar et al. 2022, arXiv:2210.17323, section 3.3 and algorithm 1.
+
+    Example config::
+
+        {"batches": batches, "damp_percent": 0.01, "actorder": True}
     """
     batches = select_inputs(mg, config.batches, "gptq_transform_pass.batches")
     solver = Solver(config.damp_percent, config.block_size, config.actorder)

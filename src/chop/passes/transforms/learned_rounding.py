@@ -73,6 +73,10 @@ def learned_rounding_transform_pass(mg: MaseGraph, config: LearnedRoundingConfig
             batch causes NaN or infinite values.
 
     Source: Cheng et al. 2023 (SignRound), arXiv:2309.05516, section 3 and algorithm 1.
+
+    Example config::
+
+        {"batches": batches, "steps": 200, "start": "gptq"}
     """
     if any(step.name == "gptq_transform_pass" for step in mg.provenance):
         raise ConfigError(

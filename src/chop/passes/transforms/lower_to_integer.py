@@ -78,6 +78,10 @@ def lower_to_integer_transform_pass(mg: MaseGraph, config: LowerToIntegerConfig)
             batches have other sizes than the example.
 
     Source: integer-only inference, Jacob et al. 2018, arXiv:1712.05877.
+
+    Example config::
+
+        {"batches": [{"input": inputs, "labels": labels}], "internal_bits": "small"}
     """
     # The engine is imported when it is used: it loads parts of torch.fx that take long.
     from chop.integer.compare import accuracy, compare

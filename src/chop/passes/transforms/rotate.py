@@ -63,6 +63,10 @@ def rotate_transform_pass(mg: MaseGraph, config: RotateConfig) -> dict[str, Any]
 
     Source: QuaRot, Ashkboos et al. 2024, arXiv:2404.00456; R1 and R2 of SpinQuant, Liu et al. 2024,
     arXiv:2405.16406.
+
+    Example config::
+
+        {"block": 64, "online": False}
     """
     if not config.merge:
         return asdict(rotate_online(mg, config.block))

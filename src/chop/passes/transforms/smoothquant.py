@@ -54,6 +54,10 @@ def smoothquant_transform_pass(mg: MaseGraph, config: SmoothQuantConfig) -> dict
 
     Source: Xiao et al. 2022, arXiv:2211.10438, section 4, eq. 3 and 4; a factor on the residual
     branch: Wei et al. 2022, arXiv:2209.13325, section 4.1.
+
+    Example config::
+
+        {"batches": batches, "migration_strength": 0.5}
     """
     batches = select_inputs(mg, config.batches, "smoothquant_transform_pass.batches")
     strength, rescale = config.migration_strength, config.rescale_other_readers

@@ -234,7 +234,7 @@ def _check_model(model: Any) -> None:
 
 def _check_sizes(config: Any, sizes: Mapping[str, int]) -> None:
     if not sizes:
-        raise ConfigError(f"{WHERE}: give at least one of {', '.join(SIZES)}.")
+        raise ConfigError(f"{WHERE}: pass at least one of {', '.join(SIZES)}.")
     for name, size in sizes.items():
         present = getattr(config, name, None)
         if not isinstance(present, int):

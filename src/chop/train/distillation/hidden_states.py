@@ -48,7 +48,7 @@ class HiddenStates:
         if not self._layers:
             raise ConfigError(
                 "distill: hidden compares layers of equal names, and the model and its teacher "
-                "have no layer name in common; give hidden='none'."
+                "have no layer name in common; pass hidden='none'."
             )
         self._student: Recorded = {}
         self._teacher: Recorded = {}
@@ -88,7 +88,7 @@ class HiddenStates:
         if not losses:
             raise ConfigError(
                 "distill: hidden compares outputs of layers of equal names and shapes, and there "
-                "are none; give hidden='none'."
+                "are none; pass hidden='none'."
             )
         return torch.stack(losses).mean()
 

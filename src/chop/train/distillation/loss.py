@@ -178,5 +178,5 @@ def _check_is_separate(model: nn.Module, teacher: nn.Module) -> None:
     if shared:
         raise ConfigError(
             f"distill: training the model would change the teacher, which shares {shared[0]} with "
-            "it; give a copy as the teacher: copy.deepcopy(model)."
+            "it; pass a copy as the teacher: copy.deepcopy(model)."
         )

@@ -115,7 +115,7 @@ class Distillation:
         if hidden == "none" and self.hidden_weight is not None:
             raise ConfigError(
                 f"distill: hidden_weight {self.hidden_weight:g} applies to a comparison of layers, "
-                "which is off here; leave hidden_weight out, or give hidden 'mse' or 'cosine'."
+                "which is off here; leave hidden_weight out, or pass hidden 'mse' or 'cosine'."
             )
         weight = LAYERS_WEIGHT if self.hidden_weight is None else float(self.hidden_weight)
         own = replace(self, alpha=alpha, temperature=temperature, hidden=hidden)

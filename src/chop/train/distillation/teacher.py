@@ -148,7 +148,7 @@ def load_teacher(given: Any) -> nn.Module:
             return MaseGraph.from_checkpoint(stem).model.eval()
     if (name := builtin_model(str(given))) is not None:
         raise ConfigError(
-            f"distill: '{name}' is built in and untrained: give load_trained('{name}') of "
+            f"distill: '{name}' is built in and untrained: pass load_trained('{name}') of "
             "chop.train as the teacher."
         )
     return load_model(given)
@@ -169,7 +169,7 @@ def infer_unlabeled_task(teacher: Teacher, rows: Rows) -> Task:
     if answers.dim() not in kinds or (answers.dim() == 2 and answers.shape[1] < 2):
         raise ConfigError(
             f"distill: the rows have no labels, and outputs of shape {tuple(answers.shape)} are "
-            "numbers or logits; give task='regression' or task='binary'."
+            "numbers or logits; pass task='regression' or task='binary'."
         )
     return TASKS[kinds[answers.dim()]]
 
