@@ -362,7 +362,7 @@ def test_sweeps_train_by_a_loss_alone(files):
     common = "--model net.py:Boxes --dataset rows.csv --evaluate net.py:closeness --widths 8"
     asked = ["sweep", "quantize", *common.split(), "--qat-epochs", "1"]
     told = str(CliRunner().invoke(app, asked).exception)
-    assert "train it with: pass --loss file.py:fn, --task or --distill, or 0 epochs" in told
+    assert "cannot be trained: pass --loss file.py:fn, --task or --distill, or 0 epochs" in told
 
 
 def test_the_speed_of_a_run_without_labels_is_measured(files):

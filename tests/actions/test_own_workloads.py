@@ -97,7 +97,7 @@ def test_sweeps_name_the_metric(line, language, tmp_path):
     table = list(csv.DictReader((tmp_path / "q" / "table.csv").read_text().splitlines()))
     assert float(table[0]["float"]) == rows[0]["float"]
     told = (tmp_path / "q" / "table.md").read_text()
-    assert "%" not in told.replace("at 95 %", "") and "100 test rows. Intervals are those" in told
+    assert "%" not in told.replace("95 %", "") and "100 test rows. The intervals are" in told
     pruning = {"sparsity": "0.5", "finetune_epochs": 1}
     (row,) = prune_sweep(
         PruneSweepConfig(out=tmp_path / "p", methods=("l1-norm",), **pruning), language

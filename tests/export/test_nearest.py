@@ -1,4 +1,4 @@
-"""What a target cannot hold gets the nearest format that it can, found by asking the target."""
+"""What a target cannot store gets the nearest format that it can, found by asking the target."""
 
 import pytest
 import torch

@@ -204,7 +204,7 @@ REFUSED = {
 def test_what_has_no_node_is_refused_by_module(name, tmp_path):
     data_in, weight, said = REFUSED[name]
     mg, _ = quantized(data_in, weight)
-    with pytest.raises(ConfigError, match="qonnx cannot hold [12] module") as caught:
+    with pytest.raises(ConfigError, match="qonnx cannot store [12] module") as caught:
         qonnx.write(mg, tmp_path / "file.onnx")
     assert [text for text in said if text not in str(caught.value)] == []
     assert "Choose integer" in str(caught.value)

@@ -175,7 +175,7 @@ def test_llama_cpp_that_is_not_there_says_why(monkeypatch):
 def test_llama_cpp_answers_alike_again_and_again(model):
     graphs = {name: packed_graph(model, name) for name in ("mxint8", "mxfp8")}
     (found,), missing = llama_cpp.contenders(graphs.items(), 10, 1)
-    assert "gguf cannot hold" in missing["llama.cpp mxfp8"]
+    assert "gguf cannot store" in missing["llama.cpp mxfp8"]
     twin = TorchDecoder("ours", graphs["mxint8"].to_module().eval())
     for kind in ("prefill", "decode"):
         expected, call = twin.call(kind, IDS[:1])(), found.call(kind, IDS[:1])

@@ -125,7 +125,8 @@ class Fallback:
         fixed: further arguments of `forward`.
         leaves: rule for the modules to keep whole; it grows.
         strict: raise instead of falling back.
-        stateful: modules that keep state in attributes, with the reason why no graph can hold them.
+        stateful: modules that keep state in attributes, with the reason why no graph can represent
+            them.
         mutated_buffers: buffers that the model's Python reads and its forward writes.
         eager_outputs: outputs of leaves and of operators without a fake kernel, in each mode.
         earlier: the last recording of each kind.

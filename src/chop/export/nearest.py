@@ -1,4 +1,4 @@
-"""Nearest formats: replacements for formats that a target cannot hold.
+"""Nearest formats: replacements for formats that a target cannot store.
 
 Each rejected module tries one spec after the other, nearest first, until the target accepts the
 graph: the same weight with float inputs, then weights in the target's formats, then floats.
@@ -32,7 +32,7 @@ BESIDE_INPUTS = 3
 
 @dataclass(frozen=True)
 class Change:
-    """Module that a target cannot hold, and its replacement.
+    """Module that a target cannot store, and its replacement.
 
     Attributes:
         path: path of the module.
@@ -52,7 +52,7 @@ class Change:
 def nearest_graph(
     target: Target, mg: MaseGraph, source: MaseGraph
 ) -> tuple[MaseGraph, list[Change]]:
-    """Returns a graph that a target can hold, and the modules with other formats.
+    """Returns a graph that a target can store, and the modules with other formats.
 
     Args:
         target: target, queried by its `refusals`.
@@ -62,7 +62,7 @@ def nearest_graph(
         no `new` formats, the target still rejects the graph.
 
     Raises:
-        ConfigError: if the target cannot hold such a model in any format.
+        ConfigError: if the target cannot store such a model in any format.
     """
     layers, graph = _by_path(mg), mg
     refused = _by_layer(target.refusals(mg), layers)

@@ -1,4 +1,4 @@
-"""OpenVINO models of decoders that hold their key-value cache as state, as openvino-genai expects.
+"""OpenVINO models of decoders that keep their key-value cache as state, as openvino-genai expects.
 
 Each call appends keys and values of its tokens to the states, which no input or output shows. The
 additional input `beam_idx` lists the rows of the past that continue, for beam search.

@@ -140,7 +140,7 @@ def write_folder(
 
 
 def refusals(kind: FolderKind, mg: MaseGraph) -> dict[str, str]:
-    """Returns why a tool's folder cannot hold modules, by path; see `chop.export.target.Target`."""
+    """Returns why a folder cannot store modules, by path; see `chop.export.target.Target`."""
     model, reasons = packed_model(mg, kind.method, kind.scheme_with_inputs is not None)
     _unpack_embeddings(model)
     return _coded_modules(kind, model, reasons)[1]
@@ -180,7 +180,7 @@ def _unpack_embeddings(model: nn.Module) -> list[str]:
 
 
 def _matrix(kind: FolderKind, layer: PackedOperator, has_names: bool) -> CodedWeight | str:
-    """Returns the weight of a layer, or the reason why a folder cannot hold it.
+    """Returns the weight of a layer, or the reason why a folder cannot store it.
 
     Args:
         kind: tool-specific part.

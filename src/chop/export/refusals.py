@@ -1,4 +1,4 @@
-"""Reasons why a target cannot hold modules, and the error that lists such modules."""
+"""Reasons why a target cannot store modules, and the error that lists such modules."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _reason(module: QuantizedOperator, why_float: str, rounds_inputs: bool) -> s
 
 
 def refuse(target: str, reasons: Mapping[str, str], way_out: str) -> None:
-    """Raises an error that lists modules which a target cannot hold, if there are any.
+    """Raises an error that lists modules which a target cannot store, if there are any.
 
     Args:
         target: name of the target.
@@ -71,8 +71,8 @@ def refuse(target: str, reasons: Mapping[str, str], way_out: str) -> None:
 
 
 def refusal_text(target: str, reasons: Sequence[tuple[str, str]]) -> str:
-    """Returns lines on the modules that a target cannot hold; the first ones are named."""
+    """Returns lines on the modules that a target cannot store; the first ones are named."""
     lines = [f"  {path}: {why}" for path, why in reasons[:MOST_LISTED]]
     lines += [f"  and {len(reasons) - MOST_LISTED} more"] if len(reasons) > MOST_LISTED else []
     modules = f"{len(reasons)} module{'s' if len(reasons) > 1 else ''}"
-    return "\n".join([f"{target} cannot hold {modules}:", *lines])
+    return "\n".join([f"{target} cannot store {modules}:", *lines])

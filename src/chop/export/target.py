@@ -20,7 +20,7 @@ SUMS = "sums are computed in another order, and numbers near a tie may be rounde
 
 
 def _nothing_refused(mg: MaseGraph) -> dict[str, str]:
-    """Returns no refusals, for targets that hold every format, some as floats."""
+    """Returns no refusals, for targets that store every format, some as floats."""
     return {}
 
 
@@ -62,7 +62,7 @@ class Target:
             ConfigError with all unsupported modules before anything is written.
         read: path -> model as the library reads it.
         refusals: graph -> reasons by path of unsupported modules. Raises ConfigError like `write`
-            if the target cannot hold such a model in any format.
+            if the target cannot store such a model in any format.
         formats: supported weight formats as format strings, candidates for replacements.
         weights: path -> weights by module path as the target's library decodes them, in the layer's
             shape; matrices may be transposed, or have grouped and padded rows. None if the library
@@ -100,11 +100,11 @@ class Target:
 
     @property
     def holds_any(self) -> bool:
-        """True if the target holds every model, with floats in place of formats that it lacks."""
+        """True if the target stores every model, with floats in place of formats that it lacks."""
         return self.refusals is _nothing_refused
 
     def why_not(self, mg: MaseGraph) -> str:
-        """Returns the reason why the target cannot hold a graph; "" if it can.
+        """Returns the reason why the target cannot store a graph; "" if it can.
 
         Args:
             mg: graph with packed weights.

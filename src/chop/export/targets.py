@@ -27,7 +27,7 @@ TARGETS: Registry[Target] = Registry(
 
 REFUSED: Mapping[str, str] = {
     "awq": "chop reads AWQ folders but does not write them; use gptq or compressed-tensors, which "
-    "hold the same 4-bit integers in groups",
+    "store the same 4-bit integers in groups",
     "executorch": "ExecuTorch 1.5 pins torchao 0.18, mpmath and coremltools, and was not tested; "
     "use pt2, a package that C++ runs without chop",
     "tensorrt-llm": "for TensorRT-LLM use modelopt",

@@ -1,4 +1,4 @@
-"""Intervals at 95 %: Wilson's of a share, and those of the bootstrap."""
+"""95 % confidence intervals: Wilson score intervals of shares, and bootstrap intervals."""
 
 from __future__ import annotations
 

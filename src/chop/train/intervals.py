@@ -78,8 +78,8 @@ def format_cell(value: float, interval: Interval | None, metric: Metric) -> str:
 
 def interval_note(metric: Metric) -> str:
     """Returns the note below a table that names the method of its intervals."""
-    kind = "Wilson's" if metric.score is metrics.accuracy else "those of the bootstrap"
-    return f"Intervals are {kind}, at {LEVEL_TEXT}."
+    kind = "Wilson score" if metric.score is metrics.accuracy else "bootstrap"
+    return f"The intervals are {LEVEL_TEXT} {kind} intervals."
 
 
 def compute_interval(

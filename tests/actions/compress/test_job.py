@@ -137,7 +137,9 @@ def test_every_accuracy_has_its_interval(result):
     table, first = (out / "table.md").read_text(), told["rows"][0]
     low, high = (100 * end for end in first["test_interval_95"])
     assert f"| {first['accuracy']:.2%} ({low:.1f} to {high:.1f}) |" in table
-    assert "287 validation and 360 test rows. Intervals are Wilson's, at 95 %." in table
+    assert (
+        "287 validation and 360 test rows. The intervals are 95 % Wilson score intervals." in table
+    )
 
 
 def test_layers_have_formats_of_their_own(tmp_path):

@@ -102,7 +102,7 @@ def test_test_rows_are_compared_and_what_rounding_again_costs_is_told(tmp_path):
     with pytest.raises(ConfigError) as refusal:
         export(ExportConfig("mlp", ("onnx", "qonnx"), **how))
     lines = str(refusal.value).splitlines()
-    assert lines[0] == "qonnx cannot hold 3 modules:"
+    assert lines[0] == "qonnx cannot store 3 modules:"
     nearest = "scale_integer(width=4, granularity=channel)"
     reason = "QONNX has no node for its weight (mxint(width=4))"
     assert lines[1:4] == [f"  fc{i}: {reason}; nearest: {nearest}" for i in (1, 2, 3)]
@@ -136,7 +136,7 @@ def test_modules_that_nothing_helps_are_listed():
     with pytest.raises(ConfigError) as refusal:
         check_changes(changes, True)
     lines = str(refusal.value).splitlines()
-    assert lines[0] == "gguf cannot hold 10 modules:" and lines[9] == "  and 2 more"
+    assert lines[0] == "gguf cannot store 10 modules:" and lines[9] == "  and 2 more"
     assert lines[1] == "  layer0: it is odd; nearest: none" and lines[10].startswith("No files")
     check_changes({"onnx": []}, False)
 

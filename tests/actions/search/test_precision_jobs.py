@@ -303,7 +303,7 @@ def test_trials_are_measured_on_rows_that_the_model_was_not_trained_on(tmp_path,
     assert float(table["float"]["search accuracy"]) == found.scores(found.logits())["accuracy"]
     note = (tmp_path / "precision" / "table.md").read_text().split("\n\n")[1]
     assert note.startswith("search: 120 validation rows. test: 400 test rows, used for reporting")
-    assert "Wilson's, at 95 %" in note
+    assert "95 % Wilson score intervals" in note
     noted = json.loads((tmp_path / "precision" / "best.json").read_text())
     assert noted["search_rows"] == "120 validation rows" and noted["test_rows"] == 400
     low, high = noted["test_interval_95"]

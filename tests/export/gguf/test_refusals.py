@@ -38,7 +38,7 @@ REFUSED = {
 @pytest.mark.sampled(3)
 def test_formats_are_refused_by_module(fmt, tmp_path):
     mg = quantized(captured("llama"), fmt)
-    refused(mg, tmp_path, f"gguf cannot hold [18] module.*{REFUSED[fmt]}.*mxint:width=8")
+    refused(mg, tmp_path, f"gguf cannot store [18] module.*{REFUSED[fmt]}.*mxint:width=8")
 
 
 @pytest.mark.long  # four models are captured

@@ -103,7 +103,7 @@ def test_what_it_cannot_hold_is_listed_before_anything_is_written(rules, reason,
     mg = quantized(captured("Llama"), rules, by="regex_name")
     with pytest.raises(ConfigError, match=reason) as error:
         target.write(mg, tmp_path / "folder")
-    assert "gptq cannot hold 1 module:" in str(error.value)
+    assert "gptq cannot store 1 module:" in str(error.value)
     assert "one integer format of 2, 3, 4 or 8 bits" in str(error.value)
     assert not (tmp_path / "folder").exists()
 

@@ -165,7 +165,7 @@ class CompressConfig(JudgedConfig, QuantizationSettings):
             return replace(self, operands=INPUT_OPERANDS)
         if self.formats:
             assume(
-                "Inputs and biases of a language model stay float, because most engines hold "
+                "Inputs and biases of a language model stay float, because most engines store "
                 f"weights only. --operands {','.join(INPUT_OPERANDS)} rounds them as well."
             )
         return replace(self, operands=("weight",))

@@ -1,4 +1,4 @@
-"""Export targets that can hold a compressed model, by each target's own check."""
+"""Export targets that can store a compressed model, by each target's own check."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chop.studies.model import weight_bytes
 
 
 def export_targets(packed: MaseGraph) -> dict[str, str]:
-    """Returns why each export target cannot hold a model, by name; "" for those that can.
+    """Returns why each export target cannot store a model, by name; "" for those that can.
 
     The checks decode each weight, so that there is no result for very large models.
     """
@@ -22,14 +22,14 @@ def export_targets(packed: MaseGraph) -> dict[str, str]:
 
 
 def about_targets(targets: Mapping[str, str]) -> list[Note]:
-    """Returns notes on the targets that can hold the saved model, and on the others."""
+    """Returns notes on the targets that can store the saved model, and on the others."""
     fits = {name: TARGETS[name] for name, why in targets.items() if not why}
     exact = [f"{name} ({x.engines})" for name, x in fits.items() if not x.holds_any]
     others = [f"{name} ({x.engines})" for name, x in fits.items() if x.holds_any]
     kinds = {"": exact, ", some formats as floats": others}
     texts = [f"{', '.join(names)}{how}" for how, names in kinds.items() if names]
     reasons = [f"{name}: {why}" for name, why in targets.items() if why]
-    fitting = f"Targets of chop export that can hold this model: {'; '.join(texts)}."
-    refused = f"Targets that cannot hold it: {'; '.join(reasons)}."
+    fitting = f"Targets of chop export that can store this model: {'; '.join(texts)}."
+    refused = f"Targets that cannot store it: {'; '.join(reasons)}."
     notes = [Note(fitting)] if texts else []
     return notes + ([Note(refused, is_detail=True)] if reasons else [])

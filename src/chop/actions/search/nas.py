@@ -239,7 +239,7 @@ def _note(validation: int, test: str) -> str:
         f"validation: {validation} rows held out of the training rows. They choose the best model, "
         "so its accuracy on them is optimistic. "
         f"test: {test}, used for reporting only; best.json has its accuracy on them. "
-        f"Intervals are Wilson's {LEVEL_TEXT} intervals."
+        f"The intervals are {LEVEL_TEXT} Wilson score intervals."
     )
 
 

@@ -65,7 +65,7 @@ class ArgumentWriter:
         """Returns a value with nodes in place of its tensors and symbolic numbers.
 
         Raises:
-            CaptureError: a graph cannot hold such a value.
+            CaptureError: a graph cannot contain such a value.
         """
         if isinstance(value, fx.Node):
             return value

@@ -78,7 +78,7 @@ def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
     Returns: `path`, `tensors` (type by GGUF name), `bytes`, `tokenizer` and `notes`.
 
     Raises:
-        ConfigError: if GGUF cannot hold some parts, which the message names; no file is written.
+        ConfigError: if GGUF cannot store some parts, which the message names; no file is written.
         UnavailableError: if gguf is not installed.
         WriteError: if the disk is full or read-only.
     """
@@ -116,7 +116,7 @@ def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
 
 
 def refusals(mg: MaseGraph) -> dict[str, str]:
-    """Returns why a file cannot hold modules, by path; see `chop.export.target.Target`."""
+    """Returns why a file cannot store modules, by path; see `chop.export.target.Target`."""
     model, unheld = packed_model(mg, TARGET.name)
     return _tensors(model, check_architecture(model.config))[1] | unheld
 

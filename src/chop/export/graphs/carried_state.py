@@ -1,4 +1,4 @@
-"""Detection of state that a graph carries between calls, which exported files cannot hold."""
+"""Detection of state that a graph carries between calls, which exported files cannot store."""
 
 from __future__ import annotations
 
