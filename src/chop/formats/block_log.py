@@ -19,7 +19,7 @@ MAX_BIAS_WIDTH = 8
 class BlockLog(BlockFormat):
     """Signed powers of two with an exponent bias b per block.
 
-    Values: those of `log` with the bias b = 2^(width-1) - 1 - ceil(log2 amax) per block. b is a
+    Values: as in `log`, with the bias b = 2^(width-1) - 1 - ceil(log2 amax) per block. b is a
     signed integer, clipped to its width. amax is the largest finite magnitude of the block.
     Rounding: log2 |x| is rounded to the nearest integer.
     Saturation: values beyond either end, including infinities, become the nearest end.

@@ -21,7 +21,7 @@ MAX_BIAS_WIDTH = 8
 class BlockMinifloat(BlockFormat):
     """Minifloats with an exponent bias b per block. Every code is a finite number.
 
-    Values: those of `minifloat_ieee`, variant `finite`, with the bias b = 2^exponent_width - 1 -
+    Values: as in `minifloat_ieee`, variant `finite`, with the bias b = 2^exponent_width - 1 -
     floor(log2 amax) per block. b is a signed integer, clipped to its width. amax is the largest
     finite magnitude of the block, which therefore lies in the top binade.
     Rounding: to nearest, ties to even.
