@@ -27,15 +27,16 @@ from chop.passes.interface.export_onnx import SESSION_CONFIG
 SPEC = QuantSpec(Integer(8, "minmax"), ScaleInteger(8, granularity="channel"))
 INTEGER_KERNELS = {"QLinearConv", "QGemm", "QLinearMatMul", "MatMulIntegerToFloat"}
 CASES = {
-    "vit": [(1,), (64,)],
-    "cnn": [(1,), (64,)],
+    "mlp": [(1,), (16,), (64,)],
+    "vit": [(1,), (16,), (64,)],
+    "cnn": [(1,), (16,), (64,)],
     "bert-tiny": [(1, 128), (16, 128)],
     "BERT 4 x 256": [(1, 128), (8, 128)],
 }
 
 
 def _model(name: str) -> torch.nn.Module:
-    if name in ("vit", "cnn", "bert-tiny"):
+    if name in ("mlp", "vit", "cnn", "bert-tiny"):
         return get_model(name).eval()
     from transformers import BertConfig, BertForSequenceClassification
 
@@ -45,15 +46,15 @@ def _model(name: str) -> torch.nn.Module:
 
 
 def _inputs(name: str, shape: tuple[int, ...]) -> dict[str, torch.Tensor]:
-    if name in ("vit", "cnn"):
+    if name in ("mlp", "vit", "cnn"):
         return {"pixel_values": torch.randn(*shape, 1, 8, 8)}
     ids = torch.randint(5, 500, shape)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-def _graphs(name: str) -> tuple[MaseGraph, MaseGraph]:
+def _graphs(name: str, model: torch.nn.Module) -> tuple[MaseGraph, MaseGraph]:
     """(float, quantized and calibrated)."""
-    mg = MaseGraph(_model(name), hf_input_names=list(_inputs(name, (2, 5))))
+    mg = MaseGraph(model, hf_input_names=list(_inputs(name, (2, 5))))
     mg, _ = passes.init_metadata_analysis_pass(mg)
     mg, _ = passes.add_common_metadata_analysis_pass(mg)
     mg, _ = passes.conv_bn_fusion_transform_pass(mg, {})
@@ -85,14 +86,15 @@ def _run(session, inputs):
     return lambda: torch.from_numpy(session.run(None, given)[0])
 
 
-def _call(mg, inputs):
-    model = mg.model
+def _call(model, inputs):
     return lambda: model(**inputs).logits
 
 
 def _rows(name: str, folder: Path, seconds: float) -> list[dict[str, object]]:
-    floats, quantized = _graphs(name)
+    original = _model(name)
+    floats, quantized = _graphs(name, original)
     packed, _ = passes.pack_transform_pass(quantized, {"silent": True})
+    frozen = passes.freeze_transform_pass(quantized, {"engine": "onnxruntime"})[1]["compiled"]
     paths = {}
     for kind, mg in {"float": floats, "int8": quantized}.items():
         _, info = passes.export_onnx_interface_pass(mg, {"path": folder / f"{name}-{kind}.onnx"})
@@ -104,8 +106,9 @@ def _rows(name: str, folder: Path, seconds: float) -> list[dict[str, object]]:
         variants = [
             Variant("ONNX int8", _run(sessions["int8"], inputs)),
             Variant("ONNX float", _run(sessions["float"], inputs)),
-            Variant("torch float", _call(floats, inputs)),
-            Variant("chop packed", _call(packed, inputs)),
+            Variant("torch float", _call(original, inputs)),
+            Variant("frozen, onnxruntime", _call(frozen, inputs)),
+            Variant("chop packed", _call(packed.model, inputs)),
         ]
         found = compare(variants, "torch float", seconds=seconds, threads=1, memory=False)
         direct = compare(variants[:2], "ONNX float", seconds=seconds, threads=1, memory=False)
@@ -119,6 +122,7 @@ def _rows(name: str, folder: Path, seconds: float) -> list[dict[str, object]]:
                 **{each.name: format_seconds(each.seconds) for each in found},
                 "int8 / torch float": format_ratio(found["ONNX int8"].ratio),
                 "int8 / ONNX float": format_ratio(direct["ONNX int8"].ratio),
+                "frozen / torch float": format_ratio(found["frozen, onnxruntime"].ratio),
                 "integer products": _integer_share(paths["int8"]),
                 "MB": " / ".join(f"{paths[k].stat().st_size / 1e6:.2f}" for k in paths),
                 "int8 - chop": f"{off:.1e}",

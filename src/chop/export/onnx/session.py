@@ -46,9 +46,9 @@ def run(proto: Any, inputs: Mapping[str, Tensor], folder: Path | None = None) ->
     return _opened(proto.SerializeToString(), entries)(inputs)
 
 
-def opened(path: Path) -> Run:
-    """Opens an ONNX file in onnxruntime on the CPU, with torch's number of threads."""
-    return _opened(str(path), {})
+def opened(model: Path | bytes) -> Run:
+    """Opens an ONNX file, or its contents, in onnxruntime on the CPU with torch's threads."""
+    return _opened(str(model) if isinstance(model, Path) else model, {})
 
 
 def _opened(model: str | bytes, entries: Mapping[str, str]) -> Run:

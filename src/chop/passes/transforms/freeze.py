@@ -1,4 +1,4 @@
-"""Freezing of a quantized graph for inference, with optional compilation."""
+"""Freezing of a quantized graph for inference, with optional compilation or onnxruntime."""
 
 from __future__ import annotations
 
@@ -22,16 +22,24 @@ class FreezeConfig:
             that torch and C++ load without chop, on processors with the same instructions; inputs
             then need the format `integer`, rounded to nearest, or float.
         path: output package for "aot"; a missing suffix `.pt2` is added.
+        engine: "onnxruntime" returns a module that computes the graph there, which is faster for
+            small layers and needs no compiler; it excludes `compile`.
     """
 
     compile: bool | Literal["aot"] = False
     path: Path | None = None
+    engine: Literal["torch", "onnxruntime"] = "torch"
 
     def __post_init__(self) -> None:
         if (self.compile == "aot") != (self.path is not None):
             raise ConfigError(
                 'freeze_transform_pass: compile = "aot" needs a path, and only it does; '
                 f"got compile = {self.compile!r} and path = {self.path!r}."
+            )
+        if self.compile and self.engine != "torch":
+            raise ConfigError(
+                f"freeze_transform_pass: torch compiles for itself, got compile = {self.compile!r} "
+                f"with engine = {self.engine!r}; choose one of them."
             )
 
 
@@ -55,8 +63,9 @@ def freeze_transform_pass(mg: MaseGraph, config: FreezeConfig) -> dict[str, Any]
         packed: paths of layers that stay packed.
         kept: paths of other quantized layers, with random rounding, renormalized table rows, or a
             custom forward.
-        compiled: compiled replacement of `mg.model`; None without `compile`. A package takes input
-            tensors in the order of `inputs` and returns a list of output tensors.
+        compiled: compiled replacement of `mg.model`, or an `OnnxRuntimeModule`; None without
+            `compile` and `engine`. A package takes input tensors in the order of `inputs` and
+            returns a list of output tensors.
         path: path of the package; this and all entries below only with "aot".
         inputs: names of its inputs.
         outputs: names of its outputs.
@@ -65,27 +74,36 @@ def freeze_transform_pass(mg: MaseGraph, config: FreezeConfig) -> dict[str, Any]
         unchecked: conditions of the graph on sizes that the package does not test.
 
     Raises:
-        ConfigError: if nothing is quantized, a weight format needs calibration, or learned scales
-            need a first batch.
-        GraphError: if torch cannot compile the graph ahead of time, or a part of it needs chop.
-        VerificationError: if the results of the package differ.
+        ConfigError: if nothing is quantized, a weight format needs calibration, learned scales
+            need a first batch, or onnxruntime cannot round an input to its format.
+        GraphError: if torch cannot compile the graph ahead of time or write it as ONNX, or a part
+            of it needs chop.
+        UnavailableError: if onnxruntime cannot be imported.
+        VerificationError: if the results of the package or of onnxruntime differ.
 
     Example::
 
         frozen, info = freeze_transform_pass(mg, {"compile": True})
+        y = info["compiled"](x)
+        frozen, info = freeze_transform_pass(mg, {"engine": "onnxruntime"})
         y = info["compiled"](x)
         freeze_transform_pass(mg, {"compile": "aot", "path": "model.pt2"})
         # Elsewhere, with torch alone: torch._inductor.aoti_load_package("model.pt2")(x)
     """
     mg.model.eval()
     in_torch = multiplies_integers if config.compile else multiplies_codes
+    compiled: Any = None
+    if config.engine == "onnxruntime":
+        from chop.export.onnx.module import compute_in_onnxruntime
+
+        # Before freezing: files have codes and scales, which frozen layers lack.
+        compiled = compute_in_onnxruntime(mg)
     paths: dict[str, Any] = freeze_layers(mg, None if config.path else in_torch)
     if config.path is not None:
         # Registers operators with torch, which takes as long as importing all other engines.
         from chop.export import pt2
 
         return {**paths, **pt2.write(mg, config.path, freeze_transform_pass.__name__)}
-    compiled = None
     if config.compile:
         from chop.quantization.compilation import compiled_model
 

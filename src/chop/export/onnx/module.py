@@ -1,0 +1,148 @@
+"""Graphs that onnxruntime computes, with the interface of the captured module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from chop.base.files.temporary import scratch_folder
+from chop.captured.module import CapturedModule
+from chop.captured.state.preserve_state import preserve_state
+from chop.errors import (
+    ConfigError,
+    GraphError,
+    GuardError,
+    UnavailableError,
+    enumerate_names,
+    first_line,
+    shorten,
+)
+from chop.export.graphs.cache import has_cache
+from chop.export.graphs.flat import map_tensors, named_outputs, named_tensors, output_tensors
+from chop.export.onnx.export import export
+from chop.export.onnx.session import Run, opened, why_missing
+from chop.export.refusals import MOST_LISTED
+from chop.ir.graph import MaseGraph
+from chop.ir.propagate import example_inputs
+
+WHERE = "freeze_transform_pass"
+LOSS = "loss"
+"""Output of Hugging Face models that files omit."""
+
+
+class OnnxRuntimeModule(nn.Module):
+    """Evaluation of a captured graph by onnxruntime on the CPU.
+
+    It takes the arguments of the graph and returns results of the same structure; the loss of a
+    Hugging Face output is None. The guards of the graph are checked. Weights are constants: the
+    module has no parameters, and changes of the graph do not reach it.
+
+    Args:
+        model: graph whose guards are checked.
+        file: contents of the ONNX file.
+        answer: results of the graph, for their structure.
+        lacking: names of results that the file lacks.
+    """
+
+    def __init__(
+        self, model: CapturedModule, file: bytes, answer: Any, lacking: Iterable[str]
+    ) -> None:
+        super().__init__()
+        self._model = (model,)  # in a tuple: torch registers no child
+        self._file, self._lacking = file, frozenset(lacking)
+        self._names = [*output_tensors(answer)]
+        self._structure = map_tensors(lambda _: torch.empty(0), answer)
+        self._run: Run | None = None
+        self.eval()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the results of the graph.
+
+        Raises:
+            ConfigError: if the module is in training mode, or an input requires a gradient.
+            GuardError: if the graph does not accept the inputs, or onnxruntime does not.
+        """
+        model = self._model[0]
+        given = model.admit(args, kwargs)
+        if others := given.keys() - {*model.record.example_inputs, *model.record.optional_inputs}:
+            raise GuardError(
+                f"the graph was captured with {', '.join(model.record.example_inputs)}, got "
+                f"{', '.join(sorted(others))} too; capture the model with every input."
+            )
+        tensors = named_tensors(given)
+        asked = torch.is_grad_enabled() and any(x.requires_grad for x in tensors.values())
+        if self.training or asked:
+            raise ConfigError(
+                "expected an evaluation without gradients, since onnxruntime computes none, got "
+                f"{'an input that requires one' if asked else 'train()'}; train the graph instead."
+            )
+        results = iter(self._results({name: x.detach() for name, x in tensors.items()}))
+        values = (None if name in self._lacking else next(results) for name in self._names)
+        return map_tensors(lambda _: next(values), self._structure)
+
+    def _results(self, tensors: dict[str, Tensor]) -> Sequence[Tensor]:
+        if self._run is None:
+            self._run = opened(self._file)
+        try:
+            return self._run(tensors)
+        except Exception as error:
+            # onnxruntime has a class for each of its codes, all direct ones of Exception.
+            raise GuardError(
+                f"onnxruntime does not accept the inputs: {shorten(first_line(error), 300)}."
+            ) from error
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_run": None}
+
+
+def compute_in_onnxruntime(mg: MaseGraph) -> OnnxRuntimeModule:
+    """Returns a module that computes a graph in onnxruntime.
+
+    Args:
+        mg: graph in float32; it is not changed.
+
+    Raises:
+        ConfigError: if the graph extends a key-value cache, exceeds 2 GB, is not in float32, or
+            rounds activations to formats that ONNX lacks.
+        GraphError: if torch cannot write the graph as ONNX, or results are not tensors.
+        UnavailableError: if onnxruntime cannot be imported.
+        VerificationError: if onnxruntime computes other results.
+    """
+    if reason := why_missing():
+        raise UnavailableError(f"{WHERE}: onnxruntime cannot be imported: {reason}.")
+    if has_cache(mg):
+        raise ConfigError(
+            f"{WHERE}: expected a graph without a key-value cache for onnxruntime; run a decoder "
+            "by `chop export --to onnx`, or capture it with use_cache=False."
+        )
+    if any(x.dtype != torch.float32 for x in mg.model.parameters() if x.is_floating_point()):
+        raise ConfigError(f"{WHERE}: onnxruntime needs a graph in float32; call mg.model.float().")
+    with preserve_state(mg.model), torch.no_grad():
+        answer = mg.model.eval()(**example_inputs(mg.model))
+    names = [*output_tensors(answer)]
+    if others := named_outputs(answer).keys() - {*names}:
+        raise GraphError(
+            f"{WHERE}: expected tensors as results for onnxruntime, got numbers as "
+            f"{enumerate_names(sorted(others), MOST_LISTED)}; return them as tensors."
+        )
+    with scratch_folder("onnx") as folder:
+        written = export(mg, folder / "model.onnx", float_fallback=True, dynamic_axes=True)
+        if unrounded := written["unrounded"]:
+            raise ConfigError(
+                f"{WHERE}: ONNX lacks the formats of {enumerate_names(unrounded, MOST_LISTED)}, "
+                "and onnxruntime would not round them; choose integer or scale_integer with one "
+                "scale, or the engine 'torch'."
+            )
+        if written["unchecked"]:
+            written = export(mg, folder / "model.onnx", float_fallback=True, dynamic_axes=False)
+        if len(written["files"]) > 1:
+            raise ConfigError(
+                f"{WHERE}: expected weights below 2 GB for the engine onnxruntime; use `chop "
+                "export --to onnx`."
+            )
+        file = (folder / "model.onnx").read_bytes()
+    lacking = [LOSS] if len(written["outputs"]) < len(names) else []
+    return OnnxRuntimeModule(mg.model, file, answer, lacking)

@@ -1,0 +1,148 @@
+"""Graphs in onnxruntime behind the interface of their module."""
+
+import copy
+import pickle
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+from chop import MaseGraph, passes
+from chop.errors import ConfigError, GraphError, GuardError
+
+X = torch.randn(5, 8, generator=torch.Generator().manual_seed(4))
+INTEGER = {"name": "scale_integer", "width": 8}
+
+
+class Pair(NamedTuple):
+    hidden: torch.Tensor
+    rest: dict
+
+
+class Net(nn.Module):
+    """Nested results, an optional input and a size that the graph fixes."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 3)
+
+    def forward(self, x, shift=None):
+        hidden = torch.relu(self.first(x))
+        hidden = hidden if shift is None else hidden + shift
+        return Pair(hidden, {"logits": [self.second(hidden), None]})
+
+
+class Counts(nn.Linear):
+    def forward(self, x):
+        return super().forward(x), x.shape[0]
+
+
+def quantized(net, names=("x",), data_in=INTEGER):
+    example = dict.fromkeys(names, X) | ({"shift": torch.ones(16)} if "shift" in names else {})
+    config = {"weight": INTEGER, **({"data_in": data_in} if data_in else {})}
+    rules = {"by": "type", "default": {"config": config}}
+    mg, _ = passes.quantize_transform_pass(MaseGraph(net.eval(), dummy_in=example), rules)
+    return passes.calibrate_transform_pass(mg, {"batches": [example]})[0]
+
+
+def in_onnxruntime(mg):
+    return passes.freeze_transform_pass(mg, {"engine": "onnxruntime"})[1]["compiled"]
+
+
+@pytest.fixture(scope="module")
+def graph():
+    torch.manual_seed(3)
+    return quantized(Net(), ("x", "shift"))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rows", [1, 5, 9])
+def test_results_have_the_structure_and_the_values_of_the_graph(graph, rows):
+    x, shift = torch.cat([X, X])[:rows].flip(0), torch.rand(16)
+    model = in_onnxruntime(graph)
+    expected = graph.model.eval()(x, shift)
+    for got in (
+        model(x, shift),
+        model(shift=shift, x=x),
+        pickle.loads(pickle.dumps(model))(x, shift),
+    ):
+        assert type(got) is Pair and list(got.rest) == ["logits"] and got.rest["logits"][1] is None
+        torch.testing.assert_close(got.hidden, expected.hidden, rtol=1e-5, atol=1e-5)
+        step = expected.rest["logits"][0].abs().max() / 100
+        torch.testing.assert_close(
+            got.rest["logits"][0], expected.rest["logits"][0], rtol=0, atol=step
+        )
+
+
+def test_the_module_has_constants_only(graph):
+    mg = graph.copy()
+    model = in_onnxruntime(mg)
+    before = model(X, torch.ones(16)).hidden
+    with torch.no_grad():
+        mg.model.first.weight.zero_()
+    assert not [*model.parameters(), *model.state_dict()] and not model.training
+    assert torch.equal(model(X, torch.ones(16)).hidden, before)
+    assert torch.equal(copy.deepcopy(model)(X, torch.ones(16)).hidden, before)
+
+
+CALLS = {
+    "another size": (GuardError, "x.shape", lambda m: m(X[:, :7], torch.ones(16))),
+    "another dtype": (GuardError, "double", lambda m: m(X.double(), torch.ones(16))),
+    "a missing input": (GuardError, "got no shift", lambda m: m(X)),
+    "an unknown input": (GuardError, "labels", lambda m: m(X, torch.ones(16), labels=X)),
+    "a gradient": (ConfigError, "computes none", lambda m: m(X, torch.ones(16).requires_grad_())),
+    "training": (ConfigError, "train", lambda m: copy.copy(m).train()(X, torch.ones(16))),
+}
+
+
+@pytest.mark.parametrize("case", CALLS)
+def test_calls_that_it_cannot_answer_are_refused(graph, case):
+    error, text, call = CALLS[case]
+    with pytest.raises(error, match=text):
+        call(in_onnxruntime(graph))
+
+
+GRAPHS = {
+    "inputs in a format of no engine": (
+        "ONNX lacks",
+        lambda: quantized(Net(), data_in={"name": "mxint"}),
+    ),
+    "numbers as results": ("return them as tensors", lambda: quantized(Counts(8, 8))),
+    "bfloat16": ("float32", lambda: _cast(quantized(nn.Linear(8, 8), ("input",)))),
+}
+
+
+def _cast(mg):
+    mg.model.bfloat16()
+    return mg
+
+
+@pytest.mark.parametrize("case", GRAPHS)
+def test_graphs_that_it_cannot_compute_are_refused(case):
+    text, make = GRAPHS[case]
+    with pytest.raises((ConfigError, GraphError), match=text):
+        in_onnxruntime(make())
+
+
+def test_compilers_exclude_one_another(graph):
+    with pytest.raises(ConfigError, match="choose one of them"):
+        passes.freeze_transform_pass(graph, {"engine": "onnxruntime", "compile": True})
+    with pytest.raises(ConfigError, match="engine"):
+        passes.freeze_transform_pass(graph, {"engine": "tensorrt"})
+
+
+def test_a_loss_is_none():
+    from transformers import BertConfig, BertForSequenceClassification
+
+    sizes = dict.fromkeys(("hidden_size", "intermediate_size"), 16)
+    config = BertConfig(vocab_size=20, num_hidden_layers=1, num_attention_heads=2, **sizes)
+    ids, labels = torch.arange(8).reshape(2, 4), torch.tensor([0, 1])
+    example = {"input_ids": ids, "labels": labels}
+    mg = MaseGraph(BertForSequenceClassification(config).eval(), dummy_in=example)
+    rules = {"by": "type", "linear": {"config": {"weight": INTEGER}}}
+    mg, _ = passes.quantize_transform_pass(mg, rules)
+    with torch.no_grad():
+        expected, got = mg.model(**example), in_onnxruntime(mg)(**example)
+    assert type(got) is type(expected) and got.loss is None
+    torch.testing.assert_close(got.logits, expected.logits, rtol=1e-4, atol=1e-5)
