@@ -74,6 +74,7 @@ def test_the_checkpoint_is_read_in_a_new_process(compressed, site):
     assert "CheckpointError" in failed.stderr
 
 
+@pytest.mark.long
 def test_search_takes_sampler_and_format(site, tmp_path):
     settings = ["--model", "mlp", "--sampler", "hill", "--formats", FORMATS, "--trials", 3]
     done = run(
@@ -93,6 +94,7 @@ def test_search_takes_sampler_and_format(site, tmp_path):
     assert "int_group" in json.dumps(rows)
 
 
+@pytest.mark.long
 def test_a_module_that_is_not_installed(tmp_path):
     source = (ROOT / "examples/plugin/src/mypkg/formats.py").read_text()
     (tmp_path / "mymodule.py").write_text(source)

@@ -29,6 +29,7 @@ def test_libraries_take_what_they_are_told():
         assert build.target()[-1] == expected
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(bool(GIVEN), reason="this is another processor already")
 def test_the_short_selection_passes_without_vector_instructions():

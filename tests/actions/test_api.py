@@ -48,6 +48,7 @@ ROWS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", ROWS)
 def test_a_model_is_quantized_on_rows_of_any_kind(net, kind):
     before = {name: value.clone() for name, value in net.state_dict().items()}

@@ -56,6 +56,7 @@ def qat(folder, **settings):
     return [row["QAT"] for row in table], records
 
 
+@pytest.mark.long
 def test_a_sweep_trains_against_the_float_model(tmp_path, capsys):
     scores, records = qat(tmp_path, distill=True, distill_alpha=1.0, distill_temperature=2.0)
     layers = {"hidden": "mse", "hidden_weight": 5.0}
@@ -73,6 +74,7 @@ def test_a_sweep_trains_against_the_float_model(tmp_path, capsys):
     assert json.loads((tmp_path / "report.json").read_text())["assumptions"]
 
 
+@pytest.mark.long
 def test_other_settings_of_the_distillation_are_other_points(tmp_path, capsys):
     first, _ = qat(tmp_path)
     second, records = qat(tmp_path, distill=True)
@@ -103,6 +105,7 @@ def test_a_killed_sweep_with_a_teacher_ends_like_an_unbroken_one(tmp_path):
         assert (broken / name).read_bytes() == (whole_run / name).read_bytes()
 
 
+@pytest.mark.long
 def test_a_pruned_sweep_trains_against_the_float_model(tmp_path):
     config = {"sparsity": "0.5", "methods": ("l1-norm",), "finetune_epochs": 1, "out": tmp_path}
     table = prune_sweep(PruneSweepConfig(**config, distill=True), workload())
@@ -290,6 +293,7 @@ def test_searches_without_training_refuse_a_teacher():
         PruneSweepConfig(distill=True, finetune_epochs=0)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_a_teacher_of_another_dtype_keeps_its_modes(tmp_path, dtype):
     goal = plain().to(dtype).train()

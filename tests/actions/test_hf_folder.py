@@ -87,6 +87,7 @@ def contents(folder):
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
+@pytest.mark.long
 def test_the_folder_and_the_other_results_are_of_one_run(job, tmp_path, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt
@@ -119,6 +120,7 @@ def test_a_full_disk_is_told_and_is_no_reason_to_go_on_without_the_folder(
     assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
 
 
+@pytest.mark.long
 def test_a_card_that_somebody_edited_stays_in_the_folder_of_a_second_run(job, tmp_path):
     compress(CompressConfig(out=tmp_path, **job))
     card = tmp_path / "model" / "README.md"

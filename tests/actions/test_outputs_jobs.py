@@ -76,6 +76,7 @@ def test_commands_take_a_table_with_columns_of_labels(trained):
     assert "worst_score" in Path("runs/s/points.jsonl").read_text()
 
 
+@pytest.mark.long
 def test_a_search_without_goals_minimizes_the_loss(trained):
     command = "search precision --model net.py:Net --weights net.safetensors --dataset rows.csv"
     settings = f"--task {TASK} --trials 4 --widths 2,8 --sampler random --out runs/p".split()

@@ -365,6 +365,7 @@ def test_sweeps_train_by_a_loss_alone(files):
     assert "cannot be trained: pass --loss file.py:fn, --task or --distill, or 0 epochs" in told
 
 
+@pytest.mark.long
 def test_the_speed_of_a_run_without_labels_is_measured(files):
     asked = "--model net.py:Boxes --dataset rows.csv --evaluate net.py:closeness --formats 8.auto"
     run = ["compress", *asked.split(), "--bench-seconds", "0", "--qat-epochs", "0"]

@@ -150,6 +150,7 @@ def test_a_processor_s_configuration_tells(tmp_path, config):
     torch.testing.assert_close(own, (pixels(load_workload(given)) - 0.1) / 0.2)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

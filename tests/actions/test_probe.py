@@ -62,6 +62,7 @@ def config(tmp_path):
     return made
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("epochs", [0, 1])
 @pytest.mark.parametrize("net", REFUSED)
 def test_a_forward_that_does_not_fit_is_refused(net, epochs, config, tmp_path):

@@ -64,6 +64,7 @@ def model_text(model):
     return plain
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("format", ["8.auto", "4.auto", "mxint:width=4", "scale_integer:width=4"])
 @pytest.mark.parametrize("trains", [False, True])
 def test_what_is_saved_is_small_and_answers_alike(format, trains, tmp_path):

@@ -55,6 +55,7 @@ def table(tmp_path, monkeypatch):
     return x, write
 
 
+@pytest.mark.long
 def test_a_table_of_yes_and_no(table):
     x, write = table
     target = (x.sum(1) > 1).long()
@@ -66,6 +67,7 @@ def test_a_table_of_yes_and_no(table):
     assert found["saved"]["format"] == "integer 8.auto"
 
 
+@pytest.mark.long
 def test_labels_that_were_standardized(table):
     x, write = table
     target = x @ torch.tensor([1.0, -2.0, 0.5])
@@ -170,6 +172,7 @@ def test_a_folder_of_pictures_and_masks(trained):
     assert [row["method"] for row in found["rows"]] == ["float", "PTQ", "PTQ", "QAT"]
 
 
+@pytest.mark.long
 def test_python_takes_tensors_and_half_precision(trained, tmp_path):
     model, _ = trained
     x, y = tensors(*squares(80))

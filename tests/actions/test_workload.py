@@ -421,7 +421,7 @@ def test_settings_of_tasks_are_checked(settings, message):
         ("torn.json", {}, "torn.json' cannot be read as json"),
     ],
 )
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 def test_data_that_cannot_be_read_is_one_sentence(words, tmp_path, name, settings, message):
     rows = load_dataset("reviews", limit=5)["train"]
     as_csv(rows, tmp_path / "rows.csv", text="body", label="mood")

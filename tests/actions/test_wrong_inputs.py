@@ -172,6 +172,7 @@ SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "vo
 FLEX = [("Llama", "ForCausalLM"), ("Bert", "ForSequenceClassification"), ("Qwen3", "Model")]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("family", "head"), FLEX)
 def test_flex_attention_is_named_with_the_way_out(family, head):
     config = getattr(transformers, f"{family}Config")(

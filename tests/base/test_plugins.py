@@ -60,6 +60,7 @@ def test_a_package_with_a_name_of_chop(install):
     assert sampler_row("random")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("group", "name", "source", "message"),
     [
@@ -205,6 +206,7 @@ def make_other(space, seed):
     return None
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("command", "group", "noun"),
     [

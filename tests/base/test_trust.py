@@ -78,6 +78,7 @@ DOORS = {
 }
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("door", DOORS)
 def test_code_that_a_file_names_does_not_run(door, here):
     Path("r2.toml").write_text(dump_toml({"model": "evil.py:Net", "dataset": "rows.csv"}))
@@ -96,6 +97,7 @@ def test_an_export_leaves_out_the_rows_that_need_the_code(here):
     assert code and REFUSED in said and not Path("mark").exists()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "more", [("--trust-code",), ("--model", "evil.py:Net"), ("--model", "./run/../evil.py:Net")]
 )
@@ -216,6 +218,7 @@ def test_a_storage_is_such_a_file(search):
     assert Path("mark").exists()
 
 
+@pytest.mark.long
 def test_a_storage_has_nothing_written_elsewhere(search, tmp_path_factory):
     other = tmp_path_factory.mktemp("other") / "x"
     file = Path("s/search.db").absolute()

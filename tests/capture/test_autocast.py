@@ -243,7 +243,7 @@ LANGUAGE_MODELS = {
 
 
 @pytest.mark.parametrize("name", LANGUAGE_MODELS)
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_language_models_train_under_autocast_as_they_do_themselves(name: str) -> None:
     config, regions = LANGUAGE_MODELS[name]
     torch.manual_seed(0)

@@ -264,6 +264,7 @@ def test_copies_and_pickles_compute_the_same(case: Any) -> None:
         torch.testing.assert_close(outputs(twin.eval(), inputs), expected, rtol=0, atol=0)
 
 
+@pytest.mark.sampled(5)
 def test_every_node_says_where_it_comes_from(case: Any) -> None:
     _, captured, _ = case
     calls = [node for node in captured.graph.nodes if "source" in node.meta]

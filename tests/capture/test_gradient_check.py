@@ -80,6 +80,7 @@ FOUND: dict[Forward, str] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("forward", FOUND, ids=lambda forward: forward.__name__)
 def test_a_difference_in_gradients_alone_makes_a_leaf(forward: Forward) -> None:
     model = nn.Sequential(nn.Linear(4, 4), Pair(forward))

@@ -54,6 +54,7 @@ def example(rows: int = 3, order: str = "ab") -> dict[str, Tensor]:
     return {key: torch.randn(rows, 4) for key in order}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", [dict, OrderedDict])
 @pytest.mark.parametrize("join", [looped, zipped])
 def test_another_order_is_refused_where_the_model_goes_by_it(

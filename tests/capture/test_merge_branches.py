@@ -86,7 +86,7 @@ def assert_trains_alike(graph: nn.Module, model: nn.Module, modes: str = "101100
 
 
 @pytest.mark.parametrize("cls", MODELS)
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 def test_both_modes_are_those_of_the_model(cls: type[nn.Module]) -> None:
     model, x = made(cls)
     with warnings.catch_warnings():
@@ -99,7 +99,7 @@ def test_both_modes_are_those_of_the_model(cls: type[nn.Module]) -> None:
 
 
 @pytest.mark.parametrize("cls", MODELS)
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 def test_quantized_training_is_that_of_the_quantized_model(
     cls: type[nn.Module], tmp_path: Path
 ) -> None:
@@ -261,6 +261,7 @@ class KeepsHistory(RunningCenter):
         return y
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("cls", [ReturnsOld, SharesData, Grows, KeepsHistory])
 def test_what_is_no_copy_is_evaluated_only(cls: type[nn.Module]) -> None:
     model, x = made(cls)

@@ -253,6 +253,7 @@ def test_what_fails_when_it_runs_is_missing_and_nothing_else_is(packed, monkeypa
     assert len(packed.provenance) == steps
 
 
+@pytest.mark.long
 def test_engines_answer_as_the_saved_model(packed):
     steps = len(packed.provenance)
     made, missing = build_backends(packed, ENGINES, "cpu", ROWS, 1)
@@ -265,7 +266,7 @@ def test_engines_answer_as_the_saved_model(packed):
 
 
 @pytest.mark.parametrize("has_manifest", [True, False])
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_a_compressed_folder_is_measured(has_manifest, compressed, tmp_path):
     folder, info = compressed
     if not has_manifest:  # of a run of an earlier version

@@ -119,6 +119,7 @@ def test_defaults_are_those_of_the_options():
     assert options["help_all"] == ""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("width", [50, 80, 200])
 def test_examples_can_be_pasted(page, width):
     count = 0

@@ -46,6 +46,7 @@ def get_folder(name):
     return Path(name)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["reviews", "digits", "stories", "toy", "jsc"])
 def test_a_folder_wins_over_a_data_set_of_its_name(name, caplog):
     put(name, ROWS)

@@ -154,6 +154,7 @@ def test_pictures_without_classes_are_refused(folders, tmp_path):
         load_dataset(tmp_path)
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("fault", [TypeError, AttributeError, KeyError, AssertionError, ValueError])
 @pytest.mark.parametrize(
     "place",

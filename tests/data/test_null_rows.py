@@ -19,6 +19,7 @@ ROWS = [{"text": "a", "label": n % 2, "more": [None, n]} for n in range(10)]
 LINES = "".join(json.dumps(row) + "\n" for row in ROWS)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     "text",
     [

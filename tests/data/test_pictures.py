@@ -45,6 +45,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", BROKEN)
 @pytest.mark.parametrize("name", ["a/0.png", "b/11.png"])
 def test_one_broken_picture_is_named(kind, name, folder):

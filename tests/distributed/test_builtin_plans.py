@@ -41,6 +41,7 @@ SENT = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("model", MODELS)
 def test_megatron_cuts_pairs_of_layers(model: str):
     mg = graph_of(model)

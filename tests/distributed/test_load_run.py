@@ -88,6 +88,7 @@ def differences(
     return found
 
 
+@pytest.mark.long
 def test_processes_that_read_their_slices_answer_as_one_does(tmp_path: Path) -> None:
     models, expected, files = {}, {}, []
     for name in MODELS:

@@ -147,6 +147,7 @@ def test_processes_that_are_joined_already_are_used():
     assert cluster.run(others, 2) == [((2,), "cpu")] * 2
 
 
+@pytest.mark.long
 def test_a_launched_command_has_torchruns_environment_and_its_exit_code(capfd):
     before = dict(os.environ)
     shell = ["sh", "-c", "echo rank $RANK of $WORLD_SIZE; exit $((RANK * 3))"]

@@ -27,6 +27,7 @@ RECIPES = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("recipe", "where"), RECIPES.values(), ids=RECIPES)
 def test_a_note_names_joined_layers_of_different_formats(recipe, where, tmp_path):
     mg = quantized(captured("Llama"), recipe, by="regex_name")

@@ -17,6 +17,7 @@ from chop.export.qonnx.reader import read_graph
 NAMES = ("in", "None", "self", "meta", "graph", "code", "forward")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", NAMES)
 def test_names_of_python_and_of_modules_are_names_of_nodes_and_inputs(name, tmp_path):
     model = Model(8)

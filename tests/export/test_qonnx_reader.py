@@ -174,6 +174,7 @@ NO_CODES = {"float_bias", "shared", "pooled"}
 """Cases with weights or sums that are not rounded, so that they have no integers."""
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", CASES)
 def test_graphs_equal_the_evaluator(name, tmp_path):
     make, shape = CASES[name]
@@ -190,6 +191,7 @@ def test_graphs_equal_the_evaluator(name, tmp_path):
         assert torch.equal(ours, y)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", [name for name in CASES if name not in NO_CODES])
 def test_integer_graphs_have_the_same_codes(name, tmp_path):
     make, shape = CASES[name]
@@ -450,7 +452,7 @@ def test_constants_move_with_their_scales():
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_own_files_give_the_same_results(name, tmp_path):
     mg, x = quantized(*FORMATS[name][:3])
     with torch.no_grad():

@@ -47,6 +47,7 @@ def lowered(**settings):
     return passes.lower_to_integer_transform_pass(quantized, {"batches": [batch]})[0], batch
 
 
+@pytest.mark.long
 def test_a_whole_bert_of_one_layer_equals_the_integer_graph(tmp_path):
     mg, batch = lowered()
     design, outputs, interval = check_graph(mg, batch, 96, tmp_path)

@@ -107,6 +107,7 @@ def written(folder):
     return folder
 
 
+@pytest.mark.sampled(1)
 @needs_tools
 @pytest.mark.parametrize(("shape", "limit", "fold"), [((17, 12), 100, 51), ((10,), 1, 1)], ids=str)
 def test_its_module_is_checked_by_itself(clip_row, shape, limit, fold):

@@ -84,6 +84,7 @@ def test_all_operators_in_one_format(model, name):
         assert share_different(between, {row["kind"] for row in between}) < 1e-3
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", list(WEIGHTS))
 def test_formats_of_weights(model, name):

@@ -265,6 +265,7 @@ class Negates(nn.Module):
         return self.down(torch.cat((-x[..., 4:], x[..., :4]), -1))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "data_in",
     [Integer(8, 5), Integer(8, 5, floor=True), Integer(3, 1), Binary(bipolar=True)],

@@ -175,6 +175,7 @@ def lowered(model, number_format):
     return integer.model, mg.model, x
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("number_format", [Integer(8, 4), MXInt(8, block_size=KEYS)], ids=str)
 def test_codes_of_visible_scores_are_those_of_the_quantized_model(number_format):
     """No exponent follows a hidden score, nor that of another key."""
@@ -184,6 +185,7 @@ def test_codes_of_visible_scores_are_those_of_the_quantized_model(number_format)
         assert torch.equal(model(x)[:, :-1], model(changed)[:, :-1])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fill", [-torch.inf, torch.finfo(torch.float32).min, -1e4])
 def test_masks_that_are_added_to_codes_are_refused(fill):
     """They would saturate to the lowest code, and be seen."""

@@ -147,7 +147,7 @@ NETS = {
 @pytest.mark.parametrize("weight", ["integer", "binary", "ternary"])
 @pytest.mark.parametrize("width", [2, 4, 8])
 @pytest.mark.parametrize("name", NETS)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 def test_trained_norms_are_lowered_as_they_are(name, width, weight):
     layers, x = NETS[name]
     model = trained(nn.Sequential(*layers()))
@@ -190,6 +190,7 @@ def test_norms_with_statistics_of_the_batch_are_refused():
         integer(model, images(5, 20))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("width", [4, 8])
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf, -1.0])
 def test_norms_without_finite_numbers_are_refused(broken, width):
@@ -212,6 +213,7 @@ class Joined(nn.Module):
         return self.last(self.norm(torch.cat([self.first(input), self.second(input)], 1)))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("width", [4, 8])
 def test_norms_of_joined_values_need_a_format(width):
     model, x = trained(Joined()), images(9, 6)
@@ -236,6 +238,7 @@ class Shared(nn.Module):
         return self.third(self.norm(self.second(x))) + self.third(x.relu())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("width", [2, 4, 8])
 def test_a_norm_of_several_layers_and_readers(width):
     model, x = trained(Shared()), images(9, 6)

@@ -111,6 +111,7 @@ NUMBERS = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", NUMBERS)
 def test_sums_and_products_with_numbers_equal_the_quantized_model(name):
     torch.manual_seed(0)

@@ -71,6 +71,7 @@ def body(then):
     return Body(then).eval()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_rewrite_that_a_refusal_names_is_lowered_and_has_a_circuit(way):
     refused, rewritten = WAYS[way]
@@ -193,6 +194,7 @@ def test_inputs_that_are_no_numbers_have_no_golden_values(tmp_path):
     assert passes.emit_cocotb_transform_pass(integers, settings)[1]["samples"] == 2
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["module", "reg", "testbench", "a b", "chop_x"])
 def test_a_top_module_has_no_name_that_is_taken(name, tmp_path):
     integers = lowered(nn.Sequential(nn.Linear(4, 2)), {"input": torch.randn(3, 4)})

@@ -311,6 +311,7 @@ def test_a_hugging_face_model_keeps_its_outputs_loss_and_configuration(tmp_path:
 # --- names of files ------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["ckpt", "a.b/c", "deep/er/ckpt.v1.2", "x.pt", "x.mz"])
 def test_any_path_works_and_only_our_suffixes_are_cut(tmp_path: Path, name: str) -> None:
     mg = MaseGraph(nn.Sequential(nn.Linear(2, 2)))

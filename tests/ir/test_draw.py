@@ -209,6 +209,7 @@ def test_depth_says_how_far_to_unfold() -> None:
             to_svg(stack().model, wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_a_big_model_is_drawn_at_once() -> None:
     mg = bert(12, "input_ids", "attention_mask", "labels")
     start = time.perf_counter()

@@ -36,7 +36,7 @@ def result(model, name):
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_packed_embeddings_are_written_and_read(name, tmp_path):
     torch.manual_seed(0)
     model = MODELS[name]().eval()
@@ -58,7 +58,7 @@ def test_packed_embeddings_are_written_and_read(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["t5", "bart"])
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_folders_of_other_tools_have_floats_for_them(name, tmp_path):
     torch.manual_seed(0)
     mg, _ = passes.quantize_transform_pass(

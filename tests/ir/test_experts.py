@@ -57,6 +57,7 @@ def answer(model: Any) -> list[int]:
     return tokens
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["Mixtral", "Olmoe", "Qwen3Moe", "GptOss"])
 @torch.no_grad()
 def test_a_loaded_mixture_is_packed_and_saved(name: str, tmp_path: Path) -> None:
@@ -161,7 +162,7 @@ def test_a_graph_is_quantized_packed_and_stored(name: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("number_format", ["mxint4", "ternary", "mxfp:width=6:exponent_width=3"])
-@pytest.mark.sampled(1)
+@pytest.mark.long
 @torch.no_grad()
 def test_a_graph_of_a_packed_mixture_takes_texts_of_any_size(
     number_format: str, tmp_path: Path
@@ -180,6 +181,7 @@ def mixtral() -> MaseGraph:
     return MaseGraph(mixture("Mixtral"), dummy_in={"input_ids": text()})
 
 
+@pytest.mark.long
 def test_half_packed_experts_are_not_saved_as_a_folder(mixtral: MaseGraph, tmp_path: Path) -> None:
     rules = {"by": "regex_name", ".*experts_down": FOUR_BITS}
     quantized, _ = passes.quantize_transform_pass(mixtral, rules)

@@ -144,6 +144,7 @@ def test_calls(name: str) -> None:
     assert (expected > 0) == (name not in ("outer", "relu", "softmax", "unfold"))
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(("layer", "shape"), LAYERS, ids=lambda x: type(x).__name__)
 def test_layers(layer: nn.Module, shape: tuple[int, ...]) -> None:
     x = torch.randn(shape)

@@ -157,6 +157,7 @@ def test_user_leaves_are_kept_whole():
         assert torch.equal(mg.model(inputs["input"]), model(inputs["input"]))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "spoil, message",
     [

@@ -52,7 +52,7 @@ def edit(folder, tmp_path):
     ],
     ids=str,
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_layers_of_more_numbers_than_codes_are_not_made(values, edit, monkeypatch):
     packs = PackedOperator.of.__func__
 

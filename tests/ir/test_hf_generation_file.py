@@ -42,6 +42,7 @@ def test_stop_tokens_of_a_coded_folder_are_read_and_written(method, tmp_path):
     assert written.eos_token_id == [2, 7, 9] and written.top_p == 0.8
 
 
+@pytest.mark.long
 def test_they_stay_in_checkpoints_and_in_folders_of_other_tools(tmp_path):
     mg = MaseGraph(load_model(coded_folder(tmp_path / "coded", "compressed-tensors")))
     assert get_settings(mg.to_module()) == SETTINGS

@@ -47,7 +47,7 @@ def logits(model):
     ("rule", "is_tied"),
     [("scales", False), ("scales", True), ("weights", False), ("clipped", True)],
 )
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 def test_a_folder_trains_on_as_its_model(rule, is_tied, steps, tmp_path):
     model = train(made(rule, is_tied), steps)
     model.save_pretrained(tmp_path)
@@ -59,6 +59,7 @@ def test_a_folder_trains_on_as_its_model(rule, is_tied, steps, tmp_path):
     assert bool(scales) == (rule != "clipped")
 
 
+@pytest.mark.long
 def test_a_folder_without_a_scale_is_an_error(tmp_path):
     train(made("scales")).save_pretrained(tmp_path)
     file, name = tmp_path / "model.safetensors", "model.layers.0.mlp.up_proj.weight_scale"
@@ -69,6 +70,7 @@ def test_a_folder_without_a_scale_is_an_error(tmp_path):
         AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
+@pytest.mark.long
 def test_a_copy_is_saved_in_another_dtype(tmp_path):
     model = copy.deepcopy(train(made("scales"))).bfloat16()
     model.save_pretrained(tmp_path)

@@ -137,6 +137,7 @@ SPOILT = {
 NEW_HEAD = [case for case in SPOILT if case not in ("a bias of the head", "no head")]
 
 
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize(
     ("case", "labels"), [*((x, None) for x in SPOILT), *((x, 3) for x in NEW_HEAD)]
 )
@@ -199,6 +200,7 @@ WAYS = [(case, False) for case in UNPACKED]
 WAYS += [(case, True) for case in UNPACKED if case not in ("integers", "truth values")]
 
 
+@pytest.mark.sampled(13)
 @pytest.mark.parametrize("case, pickled", WAYS)
 def test_what_is_packed_on_loading_is_held_to_the_same(case, pickled, tmp_path):
     spoilt, message = UNPACKED[case]

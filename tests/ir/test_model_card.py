@@ -89,6 +89,7 @@ def test_a_card_shares_license_and_base_of_a_local_model(folder, tmp_path):
     assert card_rows(folder / "README.md")["base model"] == "without card"
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "metadata, shared",
     [
@@ -186,6 +187,7 @@ def test_rows_survive_bars_and_lines(folder):
     assert [*found].index("method") < [*found].index("bits per weight")
 
 
+@pytest.mark.long
 def test_a_folder_that_transformers_does_not_read_names_chop(tmp_path):
     mg = quantized(captured("Llama"), {"model.layers.0.self_attn.o_proj": "nvfp4"}, by="name")
     mg, _ = passes.pack_transform_pass(mg, {"silent": True})

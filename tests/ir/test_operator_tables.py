@@ -131,6 +131,7 @@ def test_no_other_file_lists_operators():
     assert found == {}, "give the rows of chop.ir.ops a field that says what these share"
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", EXEMPT)
 def test_what_is_exempt_exists_and_needs_to_be(name):
     paths = sorted((HOME / name).rglob("*.py")) or [HOME / name]

@@ -102,7 +102,7 @@ TUNERS = {
 
 
 @pytest.mark.parametrize("tuner", TUNERS)
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_adapters_are_merged_into_the_codes(packed, tuner, tmp_path):
     source = {"lora": "config", "dora": "folder"}.get(tuner, "to_module")
     model = packed("llama", source)
@@ -204,6 +204,7 @@ def train(model, **settings):
     return losses, adapted.eval()
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("source", ["to_module", "folder", "config"])
 @pytest.mark.parametrize("case", ["plain", "checkpointing", "bfloat16"])
 def test_adapters_train_and_the_base_stays_packed(packed, made, source, case):

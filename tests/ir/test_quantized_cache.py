@@ -150,7 +150,7 @@ def logits(model, cache, calls=CALLS, masks=False):
 
 @pytest.mark.parametrize("kind", DECODERS)
 @pytest.mark.parametrize("formats", FORMATS, ids=" ".join)
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(4)
 def test_logits_are_those_of_tokens_that_are_rounded_by_hand(kind, formats):
     model = decoder(kind)
     cache = QuantizedCache(model, *formats, residual_length=16)
@@ -383,6 +383,7 @@ def test_no_texts_and_gradients():
     assert model.lm_head.weight.grad.isfinite().all()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["llama", "mistral"])
 def test_graphs_take_it(kind):
     model = decoder(kind)

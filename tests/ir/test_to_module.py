@@ -141,6 +141,7 @@ def test_changes_that_a_forward_would_not_follow_are_refused_by_name(mg):
         mg.to_module()
 
 
+@pytest.mark.long
 def test_a_size_of_heads_that_the_configuration_computes_stays_computed():
     model, ids = decoder("Falcon", ffn_hidden_size=64), torch.arange(8)[None]
     made = MaseGraph(model, dummy_in={"input_ids": ids}).to_module()

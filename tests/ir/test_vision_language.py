@@ -123,7 +123,7 @@ def test_one_switch_leaves_the_tower_float_and_packs_the_text(name, tmp_path):
         assert not torch.equal(packed(**batch).logits, model(**batch).logits)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["smolvlm", "llava"])
 def test_packed_logits_with_images_are_the_quantized_ones(name):
     model, batch = _model_and_batch(name)

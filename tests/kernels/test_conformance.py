@@ -33,6 +33,7 @@ BY_DEVICE = [
 ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kernel", BY_DEVICE, ids=lambda kernel: kernel.name)
 @subcases("fmt", params(TAKEN))
 def test_equals_the_reference(kernel, fmt):

@@ -120,6 +120,7 @@ def test_few_rows_are_multiplied_in_float32(fmt, rows, small_ones):
             assert ((y - exact).abs() <= bound).all()
 
 
+@pytest.mark.long
 @subcases("fmt", FORMATS, ids=lambda fmt: fmt.label)
 @subcases("rounds", [False, True])
 def test_codes_are_decoded_a_span_at_a_time_for_many_rows(fmt, rounds, small_ones):
@@ -162,6 +163,7 @@ GROUPED = [parse_format_string(f"group_{kind}:width=8") for kind in ("integer", 
 BOUND_COLUMNS, MANY = 320, 80
 
 
+@pytest.mark.long
 @subcases("fmt", [*FORMATS, *GROUPED], ids=lambda fmt: fmt.label)
 @subcases("setting", ["highest", "high", "medium"])
 def test_many_rows_differ_by_what_the_setting_of_torch_allows(fmt, setting, monkeypatch):
@@ -335,6 +337,7 @@ def test_every_instruction_set_reads_and_multiplies_alike(name, loops, monkeypat
     reader._fixed_reader.cache_clear()
 
 
+@pytest.mark.long
 def test_the_operators_are_wellformed():
     fmt = MXInt(4)
     stored = parts(fmt.encode(torch.randn(6, 64)), fmt)

@@ -126,6 +126,7 @@ EDITS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("edit", EDITS)
 def test_a_classifier_of_a_folder_that_has_none_is_one_sentence(masked_lm, edit):
     (folder, _), (changes, kind, message) = masked_lm, EDITS[edit]

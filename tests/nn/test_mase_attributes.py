@@ -51,6 +51,7 @@ def quantized(config):
     return passes.quantize_transform_pass(mg, rule)[0].modules["0"]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_quantized_layer_has_what_mase_gives_it(name):
     config, classes = CONFIGS[name]

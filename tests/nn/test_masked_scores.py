@@ -45,6 +45,7 @@ def visible_rounded(fmt, x, hidden):
     return torch.stack(rows).view(x.shape)
 
 
+@pytest.mark.long
 @subcases("fmt", DETERMINISTIC, ids=lambda fmt: fmt.label)
 def test_hidden_scores_stay_and_change_nothing(fmt):
     hidden = LATER.clone()
@@ -62,6 +63,7 @@ def test_hidden_scores_stay_and_change_nothing(fmt):
             assert not found[:, seen].masked_select(hidden[seen]).any()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "fmt",
     [

@@ -38,7 +38,7 @@ def quantized(name, settings="auto"):
 
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_modules_learn_of_visible_tokens(name, settings):
     model = quantized(name, settings)
     expected = assert_equal_for_all_padding(Holder(model), name)
@@ -47,6 +47,7 @@ def test_modules_learn_of_visible_tokens(name, settings):
         assert all(torch.equal(x, expected[key]) for key, x in state.items())
 
 
+@pytest.mark.long
 def test_modules_of_graphs_learn_what_graphs_learn():
     torch.manual_seed(0)
     mg = MaseGraph(Encoder(), dummy_in=batch_of("encoder", 1)[0])
@@ -127,6 +128,7 @@ class Layer(nn.Module):
         return self.layer(x) * attention_mask[..., None]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("is_graph", [False, True])
 def test_compiled_training_names_what_is_fitted_to_padding(is_graph):
     """A compiled operator learns nothing: it has the range that it was compiled with, or none."""

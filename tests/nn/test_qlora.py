@@ -86,6 +86,7 @@ HOW = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("how", "weight"), [(how, x) for how, many in HOW.items() for x in many])
 def test_gradients_are_those_of_the_decoded_model_without_its_weights(how, weight):
     model = copy.deepcopy(packed(weight, exact=how == "exact").to_module())
@@ -109,6 +110,7 @@ def test_gradients_are_those_of_the_decoded_model_without_its_weights(how, weigh
     assert all(x.grad is None for x in own.parameters() if not x.requires_grad)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("weight", ["nested", "k_quant"])
 def test_adapters_are_saved_loaded_and_merged_into_codes(weight, tmp_path):
     mg = packed(weight)

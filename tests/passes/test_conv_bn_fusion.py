@@ -90,6 +90,7 @@ def test_what_cannot_be_folded_is_left_and_named():
     assert torch.equal(fused.model(x), mg.model(x))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("layer", "shape"),
     [
@@ -111,6 +112,7 @@ def test_a_norm_over_another_dimension_than_the_channels_is_left(layer, shape):
     torch.testing.assert_close(mg.model(x), model(x))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["binary", "ternary"])
 @pytest.mark.parametrize(
     ("layer", "norm", "shape"),
@@ -144,6 +146,7 @@ def test_a_quantized_linear_layer_keeps_its_formats():
     assert (folded.model(x) - model(x)).abs().max() < 0.1
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("settings", "count"),
     [
@@ -264,7 +267,7 @@ def with_statistics(norm):
         ((nn.Conv3d, nn.BatchNorm3d), (2, 4, 4, 4, 4)),
     ],
 )
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(2)
 def test_computed_weights_are_left_and_named(kind, layers, shape):
     torch.manual_seed(0)
     convolution, norm = layers[0](4, 4, 2), with_statistics(layers[1](4))

@@ -263,6 +263,7 @@ def test_pruned_packed_and_learned_layers_are_written_as_what_they_compute(tmp_p
     assert len(zeros) == 3 and min(zeros) >= 0.5
 
 
+@pytest.mark.long
 def test_losses_are_left_out_and_float_graphs_are_exported_too(tmp_path):
     mg = bert("input_ids", "attention_mask", "labels")
     _, info = passes.export_onnx_interface_pass(

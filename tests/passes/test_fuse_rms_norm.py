@@ -78,6 +78,7 @@ def raised(model, dtype=torch.float32):
     return with_metadata(MaseGraph(model.to(dtype).eval(), dummy_in=example)), example["x"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_written_norm_becomes_a_module(form):
     model = Model(Norm(FORMS[form]))
@@ -92,6 +93,7 @@ def test_a_written_norm_becomes_a_module(form):
     assert fused.model.norm.weight.grad is not None
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", OTHERS)
 def test_what_computes_something_else_stays(form):
     mg, _ = raised(Model(Norm(OTHERS[form])))

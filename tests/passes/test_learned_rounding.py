@@ -85,7 +85,7 @@ def outputs(model, batches):
 
 @pytest.mark.parametrize("start", ["nearest", "gptq"])
 @pytest.mark.parametrize("weight", FORMATS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_blocks_come_nearer_to_float(weight, start):
     model, mg = decoder()
     nearest = quantized(mg, weight)
@@ -174,6 +174,7 @@ def test_rows_can_count_by_gradients():
     assert info["blocks"][BLOCKS[0]]["before"] != uniform["blocks"][BLOCKS[0]]["before"]
 
 
+@pytest.mark.long
 @subcases("dtype", [torch.bfloat16, torch.float16])
 def test_halves(dtype):
     _, mg = decoder(dtype)
@@ -262,7 +263,7 @@ def layers_of_experts(mg):
 
 @pytest.mark.parametrize("start", ["nearest", "gptq"])
 @pytest.mark.parametrize("name", ["Mixtral", "Olmoe", "Qwen3Moe", "GptOss"])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_experts_are_learned_by_the_tokens_that_they_saw(name, start):
     mg, batches = mixed(name, num_hidden_layers=2)
     settings = {"batches": batches, "steps": 4, "start": start}
@@ -287,6 +288,7 @@ def test_experts_are_learned_by_the_tokens_that_they_saw(name, start):
     assert changed > 0
 
 
+@pytest.mark.long
 def test_a_mixture_that_cannot_be_cut_is_learned_layer_by_layer():
     mg, batches = mixed("DeepseekV3", num_hidden_layers=2)  # its attention writes in place
     _, info = passes.learned_rounding_transform_pass(mg, {"batches": batches, "steps": 1})

@@ -128,7 +128,7 @@ TIED = [
 
 @pytest.mark.parametrize("build, target, saved", TIED)
 @pytest.mark.filterwarnings(MERGED)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_a_tied_weight_that_trains_is_read_back_on_both_sides(build, target, saved, tmp_path):
     mg = inserted(build, {"target_modules": [target], "modules_to_save": [saved]})
     expected = logits(mg.model)
@@ -169,6 +169,7 @@ def step(model):
     optimizer.step()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("build, target, saved", TIED[:3])
 def test_training_goes_on_where_the_file_was_written(build, target, saved, tmp_path):
     mg = inserted(build, {"target_modules": [target], "modules_to_save": [saved]})
@@ -246,7 +247,7 @@ OPTIONS = {
 @pytest.mark.filterwarnings("ignore:.*tie_word_embeddings.*:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*merge_and_unload would change:UserWarning")
 @pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`:UserWarning")
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 def test_adapters_of_peft_are_read_whatever_its_options(name, tmp_path):
     build, settings = OPTIONS[name]
     model = by_peft(build, settings)

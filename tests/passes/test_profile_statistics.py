@@ -165,6 +165,7 @@ def test_wrong_settings_are_refused(net_graph, settings, message):
         profile(net_graph, **settings)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1.0])
 @pytest.mark.parametrize("name", ["weight", "bias"])
 def test_a_parameter_that_is_no_number_is_warned_of(name, value):

@@ -132,6 +132,7 @@ def test_what_keeps_its_heads_is_told_why(make, reason):
     assert all(reason in text for text in info["skipped"].values())
 
 
+@pytest.mark.long
 def test_channels_and_heads_by_activations_leave_a_folder_that_transformers_loads(tmp_path):
     torch.manual_seed(0)
     mg = with_metadata(MaseGraph(llama(2).eval(), dummy_in=BATCH))
@@ -154,6 +155,7 @@ def test_channels_and_heads_by_activations_leave_a_folder_that_transformers_load
     torch.testing.assert_close(again(**BATCH).logits, small.model(**BATCH).logits)
 
 
+@pytest.mark.long
 def test_only_units_have_activations():
     with pytest.raises(ConfigError, match="choose granularity 'channel' or 'head'"):
         passes.prune_transform_pass(

@@ -63,6 +63,7 @@ ORDERS = {
 }
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("trip", ROUND_TRIPS)
 @pytest.mark.parametrize("order", ORDERS)
 def test_outputs_and_sparsity_survive_round_trips(net_graph, order, trip, tmp_path):

@@ -176,7 +176,7 @@ def graph(bad=None):
 @pytest.mark.parametrize("scope", ["local", "global"])
 @pytest.mark.parametrize("method", ["l1-norm", "l2-norm"])
 @pytest.mark.parametrize("granularity", ["elementwise", "2:4", "column", "channel"])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_weights_of_nan_are_refused(scope, method, granularity):
     weight = {"method": method, "scope": scope, "granularity": granularity}
     weight |= {} if granularity == "2:4" else {"sparsity": 0.5}
@@ -186,6 +186,7 @@ def test_weights_of_nan_are_refused(scope, method, granularity):
     assert info["sparsity"] > 0
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("bad", NOT_FINITE, ids=str)
 @pytest.mark.parametrize("place", [(0, 2, 0), (1, 0, 7), (1, 5, 3)], ids=str)
 def test_rows_that_are_not_finite_set_no_threshold(bad, place):

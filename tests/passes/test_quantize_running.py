@@ -70,6 +70,7 @@ def test_what_only_runs_has_the_fits_of_training_in_its_formats(net_graph):
     assert torch.equal(frozen.model(x), expected)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("is_trained", [False, True])
 @pytest.mark.parametrize("by_graph", [False, True])
 def test_folders_of_transformers_have_the_fits_of_training(

@@ -84,7 +84,7 @@ def quantized(mg, text="mxint:width=4"):
 
 
 @pytest.mark.parametrize("name", ROTATED)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @torch.no_grad()
 def test_the_float_function_stays(name):
     model = decoder(*ROTATED[name])
@@ -113,13 +113,14 @@ def test_the_float_function_stays(name):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_other_architectures_are_refused_by_name(name):
     cls, settings, text = REFUSED[name]
     with pytest.raises(GraphError, match=text):
         passes.rotate_transform_pass(MaseGraph(decoder(cls, settings)))
 
 
+@pytest.mark.long
 @torch.no_grad()
 def test_a_weight_of_its_own_for_the_tied_output_layer(llama):
     _, expected, _, rotated, _ = llama
@@ -184,6 +185,7 @@ def test_any_model_is_rotated_while_it_runs():
     torch.testing.assert_close(rotated.to_module()(x), model(x))
 
 
+@pytest.mark.long
 @torch.no_grad()
 def test_experts_are_told_to_be_left_alone():
     mg = MaseGraph(decoder("Mixtral", {"num_local_experts": 2}))
@@ -194,7 +196,7 @@ def test_experts_are_told_to_be_left_alone():
 
 
 @pytest.mark.parametrize("stage", ["float", "quantized", "packed"])
-@pytest.mark.sampled(1)
+@pytest.mark.long
 @torch.no_grad()
 def test_saved_and_read_again(llama, stage, tmp_path):
     mg = llama[3] if stage == "float" else quantized(llama[3])

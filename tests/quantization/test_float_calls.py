@@ -42,6 +42,7 @@ def test_routers_of_experts_stay_float_and_are_named(name):
     torch.testing.assert_close(small(x).logits, model(x).logits, atol=0.5, rtol=0)
 
 
+@pytest.mark.long
 def test_a_graph_and_the_model_that_it_gives_back_compute_the_same():
     mg = MaseGraph(mixture("Mixtral"), dummy_in={"input_ids": text()})
     mxint = {"config": {"name": "mxint", "width": 4}}

@@ -110,7 +110,7 @@ def quantized(model, given, fmt):
 
 
 @pytest.mark.parametrize("name", SCORES)
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(2)
 def test_every_way_to_compute_scores(name):
     x, changed = inputs()
     model = quantized(Attention(SCORES[name]), {"x": x}, MXInt(4)).model
@@ -180,7 +180,7 @@ def decoder(name):
 
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
 @pytest.mark.parametrize("fmt", [MXInt(4), BlockFP(6)], ids=lambda fmt: fmt.label)
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_eager_decoders(name, fmt):
     ids, _, mask = tokens()
     changed = ids.clone()
@@ -344,7 +344,7 @@ class Shared(nn.Module):
 
 
 @pytest.mark.parametrize("name", SHARED)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fmt", [MXInt(4), Log(8)], ids=lambda fmt: fmt.label)
 def test_scores_that_several_read_have_what_all_masks_hide(name, fmt):
     x, changed = inputs()

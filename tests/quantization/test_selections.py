@@ -65,6 +65,7 @@ def calls(model):
     return [part for part in model.modules() if isinstance(part, QuantCall)]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", SELECTIONS)
 def test_selections_round_what_they_select(name):
     x = torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(0))
@@ -134,6 +135,7 @@ def attention(request):
     return quantized(mg, {"by": "type", **dict.fromkeys(found, config)})
 
 
+@pytest.mark.sampled(1)
 @subcases("fmt", WITHIN_A_TOKEN, ids=lambda fmt: fmt.label)
 def test_every_format_is_causal(fmt, attention):
     (call,) = calls(attention)

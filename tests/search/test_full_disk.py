@@ -42,6 +42,7 @@ def make(folder, begun):
     return Search(SPACE, measure, Goal("score"), sampler="grid", out=folder)
 
 
+@pytest.mark.long
 def test_a_disk_that_fills_up_is_one_sentence_and_nothing_is_lost(tmp_path):
     # The log of SQLite grows; what is left of the disk takes some of the trials.
     script = """mkdir "$1/disk"; mount -t tmpfs -o size=8m none "$1/disk"

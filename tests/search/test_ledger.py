@@ -55,6 +55,7 @@ def rows(url):
         yield ledger
 
 
+@pytest.mark.sampled(2)
 def test_a_study_is_begun_once(rows):
     assert rows.begin({"search": 2}) == {"search": {"goals": 1}}
     rows.set_entry("job", {"name": "nas"})

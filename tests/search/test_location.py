@@ -158,6 +158,7 @@ def test_no_part_of_a_password_is_printed(place, before, middle, after, is_quote
     assert is_quoted or "BEGINS" not in told or told.startswith("postgresql://")
 
 
+@pytest.mark.long
 @given(st.text(max_size=20))
 def test_a_name_of_a_study_is_a_folder_or_refused(name):
     try:

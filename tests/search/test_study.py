@@ -298,6 +298,7 @@ def test_a_study_goes_on_only_if_the_same_configurations_are_one(tmp_path):
         run(as_one, tmp_path, sampler="grid")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("storage", ["file", "folder"])
 def test_a_study_goes_on_only_with_the_values_it_was_begun_with(workers, storage, tmp_path):

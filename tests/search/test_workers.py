@@ -128,6 +128,7 @@ def deadly(config, report):
     return {"score": 1.0}
 
 
+@pytest.mark.long
 def test_a_configuration_that_kills_every_worker_is_left_to_the_last(tmp_path):
     search = make(tmp_path, deadly, sampler="grid")
     with pytest.raises(

@@ -65,6 +65,7 @@ def test_a_wrong_rounding_is_named(rounded, law):
         check_format(Wrong, [Wrong()])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
@@ -120,6 +121,7 @@ def test_a_pass_that_takes_unknown_keys_is_named(mg):
         check_pass("lax_analysis_pass", mg, INPUTS)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["random", "grid", "sensitivity", "tpe", "nsga2"])
 def test_samplers_of_chop_obey(name):
     check_sampler(name)

@@ -29,6 +29,7 @@ EXAMPLES = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_operators_of_chop_obey(name):
     torch.manual_seed(0)
@@ -118,6 +119,7 @@ class StuckShrink(QuantShrink):
 RIGHT = Operator("shrink", "module", (Shrink,), quantized=QuantShrink, kind=Kind.NORM)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("changes", "law"),
     [
@@ -196,6 +198,7 @@ def graphs():
     return [MaseGraph(nn.Sequential(*layers[:k]), dummy_in=inputs) for k in (1, 2)]
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(
     ("changes", "law"),
     [

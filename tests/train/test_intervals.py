@@ -45,6 +45,7 @@ def answers(metric, count):
     return torch.where(is_right, labels, (labels + 1) % 4), labels
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("metric", [*CLASSES.values(), *NUMBERS.values(), TOKENS["perplexity"]])
 def test_the_interval_holds_the_value_and_shrinks_with_rows(metric):
     widths = []

@@ -34,6 +34,7 @@ def files(cache):
     return [path for path in cache.rglob("*") if path.is_file()]
 
 
+@pytest.mark.long
 def test_trained_once_then_read(cache):
     model = load_trained("mlp")
     assert evaluate(model, default_dataset("mlp")) > 0.95

@@ -95,6 +95,7 @@ def test_the_trainers_callback_does_the_same(digits):
     assert hidden.any() and (mg.modules["fc1"].effective("weight")[hidden] == 0).all()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("weight", "settings", "message"),
     [
@@ -162,6 +163,7 @@ def from_file(mg, folder):
     return MaseGraph.from_checkpoint(folder / "graph")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("stopped_at", [5, 10, 17])
 def test_a_resumed_schedule_ends_as_an_unbroken_one(method, stopped_at, tmp_path):
@@ -179,6 +181,7 @@ def test_a_resumed_schedule_ends_as_an_unbroken_one(method, stopped_at, tmp_path
     assert unbroken.pruning.report()["sparsity"] == pytest.approx(0.8, abs=2e-3)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("method", ["random", "movement"])
 def test_a_trainer_resumes_in_the_middle_of_the_schedule(digits, method, tmp_path):
     def trained(**given):
@@ -208,6 +211,7 @@ def masked_by_torch(net):
     oracle.l1_unstructured(net[2], "weight", 0.25)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("method", METHODS)
 def test_masks_that_are_there_stay_and_count(method):
     mg = small_graph(masked_by_torch)

@@ -56,6 +56,7 @@ def classifier():
     return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_rows_gives_the_same_numbers(kind):
     model = classifier()

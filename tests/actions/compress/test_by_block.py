@@ -160,6 +160,7 @@ def test_a_model_without_blocks_is_compressed_as_a_whole_which_a_line_says(tmp_p
     assert (tmp_path / "out" / "model.pt").is_file()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "place", ["actions.compress.by_block.get_parts", "quantization.rounding.learned.list_outputs"]
 )

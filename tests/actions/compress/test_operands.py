@@ -78,6 +78,7 @@ def test_the_report_names_the_targets_that_hold_the_result(run):
     assert "qonnx: model.embed_tokens: QONNX has no node" in text
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("model", ["gpt-tiny", "vit"])
 def test_targets_are_named_without_their_libraries(model, monkeypatch):
     """The main job runs on the requirements alone."""
@@ -92,6 +93,7 @@ def test_targets_are_named_without_their_libraries(model, monkeypatch):
     assert all("pip install" in why for why in needs)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["compressed-tensors", "gptq", "gguf"])
 def test_targets_for_language_models_hold_the_result(run, tmp_path, name):
     pytest.importorskip(TARGETS[name].library)
@@ -117,6 +119,7 @@ def test_the_card_has_the_measured_metric(run):
     assert float(rows["bits per weight"]) == pytest.approx(result["saved"]["bits"], abs=0.006)
 
 
+@pytest.mark.long
 def test_given_operands_win(decoder, tmp_path):
     given = {"operands": ("data_in", "weight"), **FORMAT, **TEXTS, **QUICK}
     result = compress(CompressConfig(model=decoder, out=tmp_path, **given))
@@ -142,6 +145,7 @@ def test_smoothquant_moves_outliers_of_rounded_inputs(decoder, tmp_path):
     assert not any(ASSUMED in text for text in result.get("assumptions", ()))
 
 
+@pytest.mark.long
 def test_blocks_have_float_inputs(decoder, tmp_path):
     settings = {**TEXTS, **QUICK, **FORMAT, "method": ("gptq",), "model": decoder}
     settings |= {"onnx": None, "by_block": True}
@@ -161,6 +165,7 @@ def test_other_models_round_all_operands(tmp_path):
     assert not any(ASSUMED in text for text in result.get("assumptions", ()))
 
 
+@pytest.mark.long
 def test_a_decoder_that_a_function_judges_has_float_inputs(decoder, tmp_path):
     model, rows = load_model(decoder), {"input_ids": torch.randint(100, (4, 6))}
     chop.compress(model, rows, evaluate=lambda model: 1.0, out=tmp_path, **FORMAT, **QUICK)

@@ -46,6 +46,7 @@ def generated(folder, prompt, most):
     return get_tokenizer("gpt-tiny").decode(found[0, len(prompt) :], skip_special_tokens=True)
 
 
+@pytest.mark.long
 def test_texts_are_those_that_transformers_generates(run):
     folder, result, _ = run
     data, tokenizer = get_tokenized_dataset(

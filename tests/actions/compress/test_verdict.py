@@ -71,6 +71,7 @@ def test_the_file_is_left_out_where_that_is_asked_or_nothing_is_measured(run, tm
     assert not (tmp_path / "model.onnx").exists() and result["why_no_onnx"] == ""
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("is_broken", [False, True])
 def test_the_verdict_is_true_where_onnxruntime_cannot_be_imported(
     is_broken, run, tmp_path, tmp_path_factory, monkeypatch
@@ -92,6 +93,7 @@ def test_the_verdict_is_true_where_onnxruntime_cannot_be_imported(
     assert "onnxruntime was not measured" in speed or "no way" not in speed
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("package", ["onnx", "onnxscript"])
 def test_a_package_that_is_missing_costs_the_file_and_not_the_run(
     package, run, tmp_path, monkeypatch

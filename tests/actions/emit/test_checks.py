@@ -25,6 +25,7 @@ from tests.actions.emit.circuits import workload
 pytestmark = pytest.mark.tools("verilator", "iverilog", "yosys")
 
 
+@pytest.mark.long
 def test_a_repeated_check_ends_with_its_verdict_and_names_what_it_did_not_read(emitted, capsys):
     out, result = emitted
     found = emit(EmitConfig(out=out, check_only=True))
@@ -144,6 +145,7 @@ FOREIGN = {
 HOOK = """initial $c("system(\\"touch ran\\");");"""
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("name", "change"), FOREIGN.values(), ids=FOREIGN)
 def test_nothing_is_run_of_a_folder_that_is_not_what_its_model_emits(
     name, change, copied, monkeypatch

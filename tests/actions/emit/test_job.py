@@ -245,6 +245,7 @@ def test_a_run_that_fails_leaves_what_was_there(error, emitted, tmp_path, monkey
     assert (before / "manifest.json").read_bytes() == manifest
 
 
+@pytest.mark.long
 def test_a_verified_circuit_is_kept_where_yosys_takes_too_long(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("chop.actions.emit.job.synthesize", partial(synthesize, seconds=1e-3))
     settings = {**SETTINGS, "synthesis": True, "samples": 5000, "icarus_samples": 0}

@@ -124,6 +124,7 @@ def test_the_page_tells_depths_and_what_they_save(shrunk):
     assert [node.brief.split(" of ")[1] for node in fifos] == [str(row["kept"]) for row in rows]
 
 
+@pytest.mark.long
 @needs_tools
 def test_checks_of_shrunk_circuits_can_be_repeated_and_depths_are_compared(shrunk, tmp_path):
     out, result = shrunk
@@ -144,6 +145,7 @@ def ran(check, interval, fills):
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("used", "interval", "reason"),
     [

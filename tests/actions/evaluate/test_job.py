@@ -161,6 +161,7 @@ def test_results_are_written_and_the_same_command_goes_on(folders, tmp_path, mon
     assert {artifact.path for artifact in manifest.artifacts} == names
 
 
+@pytest.mark.long
 def test_other_weights_and_formats_are_asked_anew(folders):
     model = load_model(folders / "float")
     first = get_identity(model)

@@ -66,6 +66,7 @@ def test_a_run_becomes_a_file_that_its_engine_reads(run_folder, tmp_path):
     assert manifest.rows[0]["weights"]["equal"] == 2 and len(manifest.rows[0]["times"]) == 2
 
 
+@pytest.mark.long
 def test_weights_of_a_python_file_are_said_to_be_from_its_code(tmp_path, monkeypatch, capsys):
     pytest.importorskip("onnxruntime", reason="onnxruntime reads the file")
     monkeypatch.chdir(tmp_path)
@@ -118,6 +119,7 @@ def test_float_models_need_a_format_and_others_have_one(float_folder, run_folder
         export(ExportConfig(str(run_folder), ("onnx",), format="mxint", **how))
 
 
+@pytest.mark.long
 def test_a_file_without_a_tokenizer_is_told(tmp_path):
     pytest.importorskip("gguf", reason="gguf names the types of tensors")
     pytest.importorskip("compressed_tensors", reason="compressed-tensors reads the folder")
@@ -179,6 +181,7 @@ def test_targets_share_a_folder():
     assert len({*places}) == len(TARGETS)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["run", "run/model", "run/model.mz", "run/model.pt", "."])
 def test_runs_and_checkpoints_by_any_of_their_names(name, run_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(run_folder if name == "." else tmp_path)
@@ -221,6 +224,7 @@ def test_outputs_that_files_rename_are_found_and_nan_beside_nan_is_equal():
     assert largest_difference({"x.out": x}, {"x": x.clone()}, "onnx") == 0.0
 
 
+@pytest.mark.long
 def test_what_a_user_would_not_expect_is_told(run_folder, tmp_path, capsys):
     pytest.importorskip("onnxruntime", reason="onnxruntime reads the file")
     mg = MaseGraph.from_checkpoint(run_folder / "model")
@@ -244,6 +248,7 @@ def test_what_a_user_would_not_expect_is_told(run_folder, tmp_path, capsys):
     assert "next to a tie" not in printed
 
 
+@pytest.mark.long
 def test_the_pass_adds_a_suffix_and_counts_its_own_files(run_folder, tmp_path):
     pytest.importorskip("onnxruntime", reason="onnxruntime reads the file")
     mg = MaseGraph.from_checkpoint(run_folder / "model")

@@ -124,6 +124,7 @@ def test_searches_without_bits_have_no_figure_of_them(tmp_path):
     assert (tmp_path / "bits/best-so-far.svg").exists()
 
 
+@pytest.mark.long
 def test_curves_are_labeled_by_the_settings_that_differ(tmp_path):
     folders = [
         begin(tmp_path / "a", compression="none", budgets={"bits": 6}),
@@ -138,6 +139,7 @@ def test_curves_are_labeled_by_the_settings_that_differ(tmp_path):
     ]
 
 
+@pytest.mark.long
 def test_equal_searches_are_told_apart_by_their_place(tmp_path):
     same = [begin(tmp_path / name, seed=3) for name in ("a", "b")]
     other = begin(tmp_path / "c", "tpe")

@@ -108,6 +108,7 @@ def begun(toy, tmp_path):
     return tmp_path / "toy"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "change",
     [

@@ -145,6 +145,7 @@ def test_any_process_can_build_the_same_search(tmp_path, workload):
     assert architectures(asked, workload).num_distinct() == 2 * 2 * (2**4 + 2**8)
 
 
+@pytest.mark.long
 def test_what_does_not_fit_is_said_before_the_first_trial(tmp_path, workload):
     for settings, message in [
         ({"fields": {"num_layers": [2]}}, "did you mean 'num_hidden_layers'"),

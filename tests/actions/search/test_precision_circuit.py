@@ -81,6 +81,7 @@ def test_a_search_keeps_a_budget_of_lookup_tables_and_goes_on(tmp_path, workload
         run_search(JOB, replace(config, folds=(16,)))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("unpainted")
 def test_folds_are_a_choice_and_the_device_a_budget(tmp_path, workload):
     config = settings(tmp_path, goals=("kl", "interval"), folds=(8, 32), budgets=None, trials=6)
@@ -103,6 +104,7 @@ def test_what_a_device_has_none_of_is_a_budget_too(tmp_path):
     assert limits == {"lut": 500, "ff": 1800, "bram": 0}  # no circuit takes multipliers
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.usefixtures("unpainted")
 @pytest.mark.parametrize("goals", [("kl",), ("kl", "lut")], ids=str)
 def test_mixes_without_a_circuit_fail_and_the_search_goes_on(tmp_path, workload, goals):
@@ -196,6 +198,7 @@ def note_circuit(folder, trial):
         pass
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("unpainted")
 def test_a_kill_before_the_circuit_is_made_good_by_the_same_command(
     tmp_path, workload, monkeypatch

@@ -454,7 +454,7 @@ def test_what_a_search_gains_is_told_with_its_error():
         ("bits", 390, 0.2, "better than A beyond the error"),
     ],
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_the_goal_decides_what_is_better_and_other_numbers_are_told(goal, right, divergence, told):
     given = with_validation()
     found = PrecisionSubject(PrecisionConfig(widths="2,8"), given).problem

@@ -54,6 +54,7 @@ def tokens():
     return Workload.of(model, rows[:150], rows[150:], task="token-classification")
 
 
+@pytest.mark.long
 def test_one_layer_without_a_bias(tmp_path):
     result, noted = search(lines(tmp_path), tmp_path, goals=("loss",), budgets={"bits": 8})
     assert list(result.best.config) == ["0.data_in", "0.weight"]
@@ -153,6 +154,7 @@ def texts():
     return Workload.of(model, rows[:30], rows[30:], task="causal-lm")
 
 
+@pytest.mark.long
 def test_a_language_model_of_ones_own(tmp_path, monkeypatch):
     given = texts()
     result, _ = search(given, tmp_path, goals=("loss",), budgets={"bits": 8})

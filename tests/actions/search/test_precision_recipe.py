@@ -104,6 +104,7 @@ def test_each_of_a_front_has_a_recipe(tmp_path, loaded):
         assert tomllib.loads(written.read_text())["operands"] == ["weight"]
 
 
+@pytest.mark.long
 def test_formats_of_inputs_have_no_recipe(tmp_path, loaded, capsys):
     own = {"operands": ("data_in", "weight"), "budgets": {}, "force": True}
     config = PrecisionConfig(out=tmp_path, formats=FORMATS[1:], trials=2, **own)

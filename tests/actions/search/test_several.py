@@ -121,6 +121,7 @@ def table(out):
     return {row["searches"]: row for row in csv.DictReader(lines)}
 
 
+@pytest.mark.long
 def test_every_format_is_searched_and_compared_and_goes_on_after_a_kill(
     tmp_path, quick, monkeypatch
 ):

@@ -96,6 +96,7 @@ def test_the_best_shape_is_the_model_of_chop_prune(tmp_path, workload, capsys):
         run_search(JOB, replace(given, max_params=0.87))
 
 
+@pytest.mark.long
 def test_a_killed_search_resumes(tmp_path, workload):
     given = config(tmp_path / "killed", keep=0)
     process = multiprocessing.get_context("fork").Process(target=killed_at, args=(2, given))

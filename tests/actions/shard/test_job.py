@@ -219,6 +219,7 @@ def test_a_process_leaves_its_error_in_the_folder(tmp_path, monkeypatch):
     assert isinstance(found, PlanError) and not (tmp_path / "result.json").exists()
 
 
+@pytest.mark.long
 def test_an_interrupted_run_says_that_nothing_was_written(tmp_path, monkeypatch):
     monkeypatch.setattr(shard_run, "launch", lambda command, processes: shard_run.INTERRUPTED)
     with pytest.raises(KeyboardInterrupt) as caught:

@@ -172,6 +172,7 @@ def test_files_that_are_not_of_the_older_folder_are_kept(tmp_path):
     assert "mine" in [p.read_text() for p in path.rglob("notes*")]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("has_links", [True, False])
 @pytest.mark.parametrize("next_one", ["reader", "writer"])
 def test_a_kill_at_any_step_leaves_the_files_that_are_kept(
@@ -229,6 +230,7 @@ def set_of(text):
     return {"manifest": text, "model/config": text, "model/weights": text}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("next_one", ["reader", "writer"])
 def test_files_and_folders_of_a_set_change_together_whatever_the_moment_of_a_kill(
     next_one, tmp_path

@@ -179,12 +179,13 @@ def test_family_in_eval_and_at_other_sizes(case: Any) -> None:
         close(run(captured, other), run(model, other))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_family_in_training(case: Any) -> None:
     _, model, inputs, captured = case
     close(run(captured, inputs, training=True), run(model, inputs, training=True))
 
 
+@pytest.mark.sampled(5)
 def test_family_gradients_and_state(case: Any) -> None:
     _, model, inputs, captured = case
     gradients = []
@@ -249,6 +250,7 @@ def test_unknown_inputs_are_refused() -> None:
         capture(build("decoder"), input_names=["input_ids", "cache"])
 
 
+@pytest.mark.long
 def test_the_trainer_gives_the_same_losses(tmp_path: Path) -> None:
     model, captured = encoder_with_loss()
     rows = [

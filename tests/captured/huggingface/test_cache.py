@@ -266,6 +266,7 @@ def test_a_forged_record_is_refused_in_a_sentence(tmp_path: Path) -> None:
         assert "\n" not in str(refusal.value), name
 
 
+@pytest.mark.long
 def test_a_cache_is_asked_for_by_name() -> None:
     model = decoder("Llama")
     names = ["input_ids", "attention_mask", CACHE]
@@ -388,7 +389,7 @@ class Newer(transformers.LlamaForCausalLM):
 
 
 @pytest.mark.parametrize(("cls", "name"), [(Older, "past_key_values"), (Newer, "cache")])
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_a_class_of_ones_own_has_either_name(cls: Any, name: str) -> None:
     torch.manual_seed(0)
     model = cls(transformers.LlamaConfig(**LLAMA_SIZES)).eval()
@@ -419,6 +420,7 @@ def test_a_checkpoint_with_the_other_name_generates(tmp_path: Path) -> None:
     assert tokens(module) == expected
 
 
+@pytest.mark.long
 def test_a_cache_under_two_names_is_refused() -> None:
     graph, config = MaseGraph(decoder("GPT2")).model, decoder("GPT2").config
     caches = {name: transformers.DynamicCache(config=config) for name in CACHE_NAMES}

@@ -73,7 +73,7 @@ def test_default(name: str) -> None:
 @pytest.mark.parametrize("name", _JOIN)
 @pytest.mark.parametrize("how", ["argument", "configuration"])
 @torch.no_grad()
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_kept_apart(name: str, how: str) -> None:
     model, fixed = _model(name), {}
     if how == "argument":
@@ -95,6 +95,7 @@ def test_encoder() -> None:
         assert_close(graph(**given), model(**given))
 
 
+@pytest.mark.long
 @torch.no_grad()
 def test_a_mask_in_the_place_of_a_cache() -> None:
     """GPT-2 takes its cache before the mask, and a graph may have none."""
@@ -121,6 +122,7 @@ def test_model_without_configuration() -> None:
     assert torch.equal(graph(_PACKED), _PACKED.diff(dim=1))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("rows", [1, 2])
 @torch.no_grad()
 def test_one_row_of_tokens_and_several_without_a_mask(rows: int) -> None:

@@ -196,7 +196,7 @@ def hidden(kind: str, batch: int, time: int, row: int | None) -> dict[str, Tenso
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("kind", ["padding", "numbers for padding", "queries", "heads", "numbers"])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_queries_that_see_no_key_are_nan_with_weights(kind: str, dropout: float) -> None:
     torch.manual_seed(0)
     model = Attends(batch_first=True, dropout=dropout).eval()
@@ -303,6 +303,7 @@ def test_what_cannot_be_taken_apart_stays_as_it_is(kind: str) -> None:
     assert not any(isinstance(module, ProjectedAttention) for module in model.modules())
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("use_cache", [None, False])
 def test_a_decoder_with_torchs_attention_is_compared_without_its_cache(
     use_cache: bool | None,

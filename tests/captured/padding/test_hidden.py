@@ -307,6 +307,7 @@ class Classifier(Heads):
         return (super().forward(input_ids, attention_mask) * shown).sum(1) / shown.sum(1)
 
 
+@pytest.mark.long
 def test_sensitivities_leave_hidden_tokens_out():
     rows = {name: list(x) for name, x in named().items()} | {"labels": [0, 1, 2, 1]}
     found = []

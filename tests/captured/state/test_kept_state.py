@@ -158,7 +158,7 @@ STEPS: dict[str, Callable[[Any], float]] = {
 
 
 @pytest.mark.parametrize("name", STEPS)
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 def test_state_is_put_back_and_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, SETTINGS.__name__, SETTINGS)
     torch.manual_seed(0)

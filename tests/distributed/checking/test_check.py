@@ -257,6 +257,7 @@ def test_tensors_are_gathered_or_read_where_the_model_before_has_none(outcomes):
     assert outcomes["gathered"] == outcomes["read"] == outcomes[f"{BERT} megatron"]
 
 
+@pytest.mark.long
 def test_torchs_layout_of_opt_is_wrong_at_the_first_view(outcomes):
     """It takes heads that are missing for more tokens."""
     start = "DistributedError: node 'view_1' (call_method view) is the first that differs from one "

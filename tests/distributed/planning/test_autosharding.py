@@ -291,6 +291,7 @@ def test_the_pass_refuses_unknown_keys_and_wrong_values(settings: dict, message:
     assert isinstance(caught.value, ConfigError | PlanError)
 
 
+@pytest.mark.long
 def test_the_pass_gives_a_plan_and_what_stands_beside_it():
     settings = {"mesh": 2, "memory_bytes": int(0.8 * whole_bytes("bert")), "flops": 1e12}
     mg = graph_of("bert")

@@ -72,7 +72,7 @@ ALL = [
 
 
 @pytest.mark.parametrize("name", ALL)
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_what_is_replicated_is_known(name: str):
     before = set(operators_without_rule())
     found = problem_of(name)

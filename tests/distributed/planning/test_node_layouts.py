@@ -77,6 +77,7 @@ def test_an_embedding_is_cut_by_its_features_or_by_samples():
     assert found == {"R | R -> R", "R | S1 -> S2", "S0 | R -> S0", "S1 | R -> S1"}
 
 
+@pytest.mark.long
 def test_attention_is_cut_by_heads_and_by_samples():
     name = "scaled_dot_product_attention"
     alone = {"R R R |  -> R", "S0 S0 S0 |  -> S0", "S1 S1 S1 |  -> S1"}

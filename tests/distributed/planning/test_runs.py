@@ -278,6 +278,7 @@ def test_memory_is_that_predicted(case: Case, folder: Path):
         assert needed == pytest.approx(simulation.peak_bytes, rel=0.15)
 
 
+@pytest.mark.long
 @of_cases(CASES, LONG_CASES)
 def test_budgets_cut_weights_and_slow_links_cut_samples(case: Case, folder: Path):
     plan = sharding(case).plan

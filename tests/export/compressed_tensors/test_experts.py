@@ -87,7 +87,7 @@ RECIPES = {
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_the_library_decodes_each_expert_to_the_values_of_the_codes(recipe, tmp_path):
     pytest.importorskip("compressed_tensors", reason="compressed-tensors reads the folders")
     kind, rules = RECIPES[recipe]
@@ -139,7 +139,7 @@ def test_experts_of_other_tools_equal_the_library_bit_for_bit(scheme, tmp_path):
 
 
 @pytest.mark.parametrize("kind", STEMS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_experts_have_the_names_of_the_original_checkpoint(kind, tmp_path):
     mg = get_mixture(kind, {EXPERTS: W4})
     captured(kind).to_module().save_pretrained(tmp_path / "floats")
@@ -158,6 +158,7 @@ def test_experts_have_the_names_of_the_original_checkpoint(kind, tmp_path):
     }
 
 
+@pytest.mark.long
 def test_groups_name_experts_by_an_expression_and_float_experts_are_ignored(tmp_path):
     target.write(get_mixture("Qwen2Moe", {DENSE: W8, EXPERTS: W4}), tmp_path / "both")
     groups = get_settings(tmp_path / "both")["config_groups"]

@@ -109,6 +109,7 @@ def test_logits_are_those_of_the_library(name, tmp_path):
     assert (logits(model, tokens()) - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
+@pytest.mark.long
 def test_graphs_of_such_folders_are_written_again(tmp_path):
     tensors = by_hand(tmp_path / "a", **FOLDERS["fp8 static"])
     model = load_model(tmp_path / "a")
@@ -191,7 +192,7 @@ def with_inputs(graph, weight, data_in, by="type", **rules):
 
 
 @pytest.mark.parametrize("name", W8A8, ids=lambda name: name.replace(" ", "-"))
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_what_we_write_is_read_by_the_library_and_by_us(name, tmp_path):
     pytest.importorskip("compressed_tensors", reason="compressed-tensors reads the folder")
     mg = with_inputs(captured("Llama"), *W8A8[name])

@@ -44,6 +44,7 @@ def by_hand(folder, bits=4, scale_dtype=torch.bfloat16, words_of=bits_in_words, 
     return write_folder(folder, settings, integers(bits, 16, scale_dtype, is_symmetric, words_of))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("bits", "dtype"), [(4, torch.bfloat16), (8, torch.float16), (3, None)])
 def test_folders_of_others_keep_every_code(bits, dtype, tmp_path):
     values = by_hand(tmp_path, bits, dtype or torch.float32)
@@ -105,6 +106,7 @@ def test_other_schemes_are_refused_by_name(change, reason, tmp_path):
         load(tmp_path)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("actorder", "order"),
     [("static", None), ("weight", None), (None, "neighbors"), ("group", "neighbors"), (None, -1)],
@@ -145,6 +147,7 @@ def whole_codes(codes, bits):
     return np.array(rows, dtype=np.uint32).view(np.int32)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("bits", "symmetric"), [(3, True), (5, False), (6, True), (7, True)])
 def test_words_of_whole_codes_are_read_as_older_releases_wrote_them(bits, symmetric, tmp_path):
     values = by_hand(tmp_path, bits, torch.float32, whole_codes, symmetric=symmetric)

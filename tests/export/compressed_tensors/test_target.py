@@ -73,7 +73,7 @@ def test_weights_and_logits_are_equal_by_the_library_and_by_us(text, tmp_path):
 
 @pytest.mark.parametrize("kind", ["Llama", "Qwen2"])
 @pytest.mark.parametrize("operators", [("linear",), ("linear", "embedding")], ids="+".join)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_tied_heads_are_written_beside_their_embedding(kind, operators, tmp_path, caplog):
     mg = quantized(captured(kind, tied=True), dict.fromkeys(operators, "mxint:width=4"))
     with caplog.at_level(logging.WARNING, "chop.export"):
@@ -138,6 +138,7 @@ def test_shards_keep_their_index(tmp_path, monkeypatch):
     assert torch.equal(logits(found, tokens()), logits(expected, tokens()))
 
 
+@pytest.mark.long
 def test_bfloat16_models(tmp_path):
     mg = quantized(decoder("Llama", dtype=torch.bfloat16), {"linear": "mxint:width=8"})
     target.write(mg, tmp_path)
@@ -174,7 +175,7 @@ def test_nvfp4_differs_by_the_library_s_bfloat16(tmp_path, caplog):
         ("GPT2", {"weight": "mxint:width=8"}, r"stores weights as \(inputs, outputs\)"),
     ],
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_what_it_cannot_hold_is_listed_before_anything_is_written(model, config, reason, tmp_path):
     from chop.formats import parse_format_string
 
@@ -260,6 +261,7 @@ def test_encoders_with_a_tied_head(operators, tmp_path):
     assert torch.equal(logits(found, tokens()), logits(expected, tokens()))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("where", ["model", "layer"])
 def test_code_that_engines_lack_is_refused(where, tmp_path):
     import transformers

@@ -126,6 +126,7 @@ def get_parts(nested, storage=torch.uint8):
 SETTINGS = {"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("storage", [torch.uint8, torch.bfloat16])
 def test_folders_become_packed_models_with_the_same_values(nested, storage, tmp_path):

@@ -110,6 +110,7 @@ def test_static_scales_of_each_expert_round_its_inputs(kind, stored, tmp_path):
         assert torch.equal(other(input_ids=text()).logits, found)
 
 
+@pytest.mark.long
 def test_scales_of_each_expert_are_on_each_process(tmp_path):
     write_static(tmp_path, "float-quantized", "Mixtral", lambda n, matrix: 0.01 + 0.01 * n)
     graph = MaseGraph(load_model(tmp_path), hf_input_names=["input_ids"])

@@ -82,6 +82,7 @@ READ = {
 }
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("is_float", [False, True], ids=["codes", "floats"])
 @pytest.mark.parametrize("name", READ)
 def test_settings_leave_a_layer_what_its_tensors_are(name, is_float, tmp_path):
@@ -132,6 +133,7 @@ NAMED = {
 }
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", NAMED)
 def test_tensors_without_a_use_are_named(name, tmp_path):
     write_folder(tmp_path, packed(), INTEGERS)
@@ -165,6 +167,7 @@ INDICES = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", INDICES)
 def test_tensors_are_found_whatever_an_index_says(name, tmp_path):
     values = write_folder(tmp_path, packed(), INTEGERS)

@@ -74,6 +74,7 @@ KINDS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_weights_are_codes_times_their_scales(kind, tmp_path, caplog):
     expected = by_hand(tmp_path, **KINDS[kind])

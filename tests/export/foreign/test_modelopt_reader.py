@@ -49,6 +49,7 @@ def rounded(x, scale):
     return (x / scale).clamp(-448, 448).to(E4M3).float() * scale
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("in_config", [False, True])
 @pytest.mark.parametrize("inputs", [False, True])
 def test_weights_are_codes_times_their_scale(in_config, inputs, tmp_path):
@@ -64,6 +65,7 @@ def test_weights_are_codes_times_their_scale(in_config, inputs, tmp_path):
     )
 
 
+@pytest.mark.long
 def test_graphs_of_them_are_written_and_read(tmp_path):
     expected = by_hand(tmp_path)
     MaseGraph(load_model(tmp_path)).save_pretrained(tmp_path / "again")
@@ -160,6 +162,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("algorithm", CASES)
 def test_every_algorithm_keeps_its_values(algorithm, tmp_path, caplog):
     parts, name, inputs = CASES[algorithm]

@@ -119,6 +119,7 @@ def check(model, floats_of, rounds_inputs=False):
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3 * expected.abs().max())
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_experts_have_the_values_of_the_folder(scheme, tmp_path):
     floats_of = write(tmp_path, scheme)
@@ -128,6 +129,7 @@ def test_experts_have_the_values_of_the_folder(scheme, tmp_path):
     check(model, floats_of, scheme == "FP8 by channel")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["Olmoe", "Qwen2Moe", "Qwen3Moe", "DeepseekV3"])
 def test_other_mixtures_are_read(kind, tmp_path):
     floats_of = write(tmp_path, "W4A16", kind)

@@ -36,7 +36,7 @@ def of(name, rules, **settings):
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("others", ["mxint:width=8", None])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_experts_keep_every_code_and_answer_in_transformers(name, others, tmp_path):
     fmt = "group_affine:width=4:group_size=32" if others else "mxint:width=4"
     rules = {"expert_linear": fmt} | ({"linear": others, "embedding": others} if others else {})
@@ -86,7 +86,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_what_engines_do_not_read_is_refused(case, tmp_path):
     name, fmt, settings, message = REFUSED[case]
     with pytest.raises(ConfigError, match=message):

@@ -85,6 +85,7 @@ def test_k_quants_keep_every_value_and_their_size(width):
         read_blocks(name, torch.from_numpy(drawn(name, 1, 256, scale=[[np.inf]])))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("width", [4, 6])
 def test_k_quants_are_written_and_read_with_the_same_codes(width, tmp_path):
     torch.manual_seed(0)
@@ -158,6 +159,7 @@ def test_lowest_values_become_zero_points_where_they_are_some(scale, lowest, exp
         assert np.array_equal(decoded(stored, (3, 64)), dequantized("Q4_1", blocks))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("name", "is_packed"), [("Q4_0", True), ("IQ4_NL", False)])
 def test_types_without_a_format_become_floats_and_are_told(
     name, is_packed, tmp_path, monkeypatch, caplog

@@ -103,6 +103,7 @@ def test_refusals_name_no_other_architecture(kind):
     assert not names & {*ARCHITECTURES}
 
 
+@pytest.mark.long
 def test_a_bias_of_the_head_is_refused(tmp_path):
     model = language_model("llama")
     model.lm_head = torch.nn.Linear(64, VOCABULARY)

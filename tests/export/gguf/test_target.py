@@ -185,7 +185,7 @@ def turned_back(rows, heads):
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_a_llama_keeps_every_code(fmt, tmp_path):
     mg = quantized(captured("llama"), fmt, embedding="mxint:width=4")
     path = tmp_path / "model.gguf"
@@ -272,7 +272,7 @@ NEW = [
 
 
 @pytest.mark.parametrize(("kind", "changes"), CASES + NEW)
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 def test_every_architecture_answers_in_transformers_and_is_read(kind, changes, tmp_path):
     mg = of_kind(kind, changes, "mxint:width=4")
     types = check(mg, tmp_path / "model.gguf")["tensors"]
@@ -291,6 +291,7 @@ def test_every_architecture_answers_in_transformers_and_is_read(kind, changes, t
         assert model.lm_head.weight_codes is model.get_input_embeddings().weight_codes
 
 
+@pytest.mark.long
 def test_a_tied_head_in_a_format_of_its_own_is_written_beside_the_embedding(tmp_path):
     tied = captured("llama", tie_word_embeddings=True)
     alone = quantized(tied)
@@ -361,6 +362,7 @@ def with_zeros():
     return MaseGraph(model)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fmt", ["mxint:width=8", "mxint:width=4", "mxfp:width=4"])
 def test_blocks_of_zeros_have_any_scale(fmt, with_zeros, tmp_path):
     check(quantized(with_zeros, fmt), tmp_path / "model.gguf")
@@ -421,6 +423,7 @@ def test_nvfp4_answers_in_transformers(tmp_path):
         assert torch.equal(read[path].weight, layer.weight)
 
 
+@pytest.mark.long
 def test_tensor_scales_that_llama_cpp_ignores_are_refused(tmp_path):
     mg = captured("exaone4", intermediate_size=128)
     paths = ("model.layers.0.mlp.up_proj", "model.layers.0.self_attn.o_proj")

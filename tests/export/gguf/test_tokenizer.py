@@ -101,7 +101,7 @@ def test_the_way_texts_are_split_is_read(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["smollm", "command-r", "stablelm2", "tekken", "default", "new"])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_a_tokenizer_is_written_back_as_it_was_read(name, tmp_path, caplog):
     mg = quantized(captured("llama"))
     tokenizer = byte_level(chat_template="{{ messages[0]['content'] }}")

@@ -9,6 +9,7 @@ from tests.export.gptq.test_reader import check
 from tests.export.tools import awq_parts, awq_settings, write_folder
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("parts", "name", "width"),
     [

@@ -68,7 +68,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 def test_folders_keep_every_code(case, tmp_path):
     settings, parts, name, width = CASES[case]
     check(tmp_path, write_folder(tmp_path, settings, parts), name, width)
@@ -116,6 +116,7 @@ def test_a_lack_of_memory_is_one_sentence(tmp_path, monkeypatch):
         load(tmp_path)
 
 
+@pytest.mark.long
 def test_a_graph_of_a_folder_computes_with_its_values_bit_for_bit(tmp_path):
     values = write_folder(tmp_path, gptq_settings(4, 32), gptq_parts(4, 32))
     model, expected = check(tmp_path, values, "scale_integer")

@@ -104,6 +104,7 @@ def captured(cls):
     return MaseGraph(cls().eval(), dummy_in={"x": torch.randn(3, 4)})
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("cls", [Total, Average, Position, Toggle, Inner])
 @pytest.mark.filterwarnings("ignore::chop.captured.record.CaptureWarning")
 def test_a_file_that_would_lose_state_is_refused(cls, tmp_path):
@@ -118,6 +119,7 @@ def test_a_file_that_would_lose_state_is_refused(cls, tmp_path):
         torch.testing.assert_close(x, before[name], rtol=0, atol=0)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("cls", [Scratch, Calls])
 def test_a_buffer_without_a_past_is_exported(cls, tmp_path):
     mg = captured(cls)
@@ -143,6 +145,7 @@ class Scattered(nn.Module):
         return self.layer(x).masked_scatter(chosen, features)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("rows", [1, 2])
 def test_a_mask_as_an_input_keeps_the_number_of_its_elements(rows, tmp_path):
     torch.manual_seed(0)

@@ -37,7 +37,7 @@ class Attention(nn.Module):
 
 @pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("shape", [(2, 1, 5, 5), (5, 5)])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_what_sees_nothing_is_zeros(beside, shape, tmp_path):
     """A mask of the model's own, by the lowest number, keeps the mean that it gives."""
     mask = torch.ones(shape, dtype=torch.bool).tril()
@@ -52,6 +52,7 @@ def test_what_sees_nothing_is_zeros(beside, shape, tmp_path):
     assert bool(found[:, :, 2:].all())
 
 
+@pytest.mark.long
 def test_a_decoder_of_a_text_padded_on_the_left(tmp_path):
     """Captured with padding, as of test rows, without a cache; padding has the logits of torch."""
     torch.manual_seed(0)
@@ -106,7 +107,7 @@ class Written(nn.Module):
 
 @pytest.mark.parametrize("adds", [False, True])
 @pytest.mark.parametrize("fill", [-torch.inf, torch.finfo(torch.float32).min])
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_formats_do_not_see_hidden_scores_in_a_file_either(adds, fill, tmp_path):
     """Scale for a whole tensor, which would follow the mask, and be 0 or infinite."""
     x = torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(0))

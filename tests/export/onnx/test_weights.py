@@ -71,7 +71,7 @@ FORMATS = {
 
 
 @pytest.mark.parametrize("text", FORMATS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_files_hold_the_codes(text, whole, tmp_path):
     mg, inputs = whole
     packed = pack_weights(mg, parse_format_string(text))

@@ -160,7 +160,7 @@ class Windows(nn.Sequential):
         (Windows, (1, 6, 6), 60),
     ],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_the_last_result_of_a_design_leaves_when_planned(model, shape, fold, tmp_path):
     torch.manual_seed(0)
     x = torch.randn(2, *shape)

@@ -113,6 +113,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("names", "foreign"), OTHERS.values(), ids=OTHERS)
 def test_a_source_of_others_is_announced_beside_files_of_ours(
     names, foreign, small_integers, tmp_path

@@ -56,7 +56,7 @@ def multiplier_model():
 
 @needs_yosys
 @pytest.mark.parametrize("fold", [36, 12])
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_a_netlist_whose_registers_are_absorbed_computes_the_same(fold, tmp_path):
     plan, netlist = synthesized_layer(layer(4, 9), bench.drawn(EDGE, 3, 9), fold, tmp_path)
     found = absorb_registers(netlist, "top")

@@ -52,7 +52,7 @@ def block_layer(outputs, inputs, size=32, widths=(8, 8), shift=0, rows=(3,), sam
         (1, 1, 32, (8, 8), 0, (3,), 3, (1, 1), ("bursts",)),
     ],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_linear_of_blocks(outputs, inputs, size, widths, shift, rows, fold, lanes, profiles):
     operator, entered = block_layer(outputs, inputs, size, widths, shift, rows)
     plan = check(operator, entered, fold=fold, profiles=profiles)

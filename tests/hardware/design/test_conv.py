@@ -76,7 +76,7 @@ TAPS = {
 
 
 @pytest.mark.parametrize("name", TAPS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_taps_leave_together(name):
     module, sizes, fold, taps = TAPS[name]
     operator = convolution(module, shift=len(name) % 3)
@@ -131,7 +131,7 @@ def test_a_model_whose_taps_leave_together(simulator, tmp_path):
 
 
 @pytest.mark.parametrize("name", GROUPED)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_convolution_in_groups(name):
     module, sizes, fold, lanes, profiles = GROUPED[name]
     operator = convolution(module, shift=len(name) % 3)

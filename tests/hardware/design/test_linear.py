@@ -138,7 +138,7 @@ def test_formats_of_one_and_two_bits_are_lowered_to_it(name):
 
 
 @pytest.mark.parametrize("fold", [17 * 60, 17 * 10])
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_features_and_rows_in_another_order(fold):
     positions = torch.arange(204).view(17, 3, 4).flip(0).transpose(1, 2).reshape(17, 12)
     check(layer(5, 12), drawn(EDGE, 17, 12, positions=positions), fold=fold)

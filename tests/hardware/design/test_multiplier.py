@@ -61,7 +61,7 @@ endmodule
 )
 @pytest.mark.parametrize("narrow", [0, 3])
 @pytest.mark.parametrize("is_soft", [True, False])
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 def test_a_product_is_that_of_the_simulator(widths, narrow, is_soft, tmp_path):
     """All pairs of narrow factors, random ones and the least numbers of wide ones."""
     a, b = widths
@@ -80,12 +80,13 @@ def test_a_product_is_that_of_the_simulator(widths, narrow, is_soft, tmp_path):
     ("weights", "fold"),
     [((-128, 127), 3 * 6), ((-8, 7), 3 * 48), ((-2, 1), 3), ((0, 2**11), 3 * 12)],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_a_layer_with_products_of_lookup_tables(weights, fold):
     plan = check(layer(6, 8, weights=weights), drawn(EDGE, 3, 8), fold=fold, is_soft=True)
     assert plan.resources.is_soft and plan.parameters["SOFT"] > 0
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("transposed", [True, False])
 def test_a_product_of_streams_in_lookup_tables(transposed):
     places = head_by_head(2, 5, 6)

@@ -114,6 +114,7 @@ def by_head(heads, rows, size, lanes, **more):
     return drawn(EDGE, heads, rows, size, lanes=lanes, positions=places, **more)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("kept", "lanes"), [(slice(3), 1), (slice(2, 6), 2), (slice(5, 6), 2)])
 def test_halves_of_heads_are_selected_and_joined(kept, lanes):
     """As rotary embeddings do: pieces of each head in turn, whose rows have another order."""
@@ -133,7 +134,7 @@ def test_halves_of_heads_are_selected_and_joined(kept, lanes):
     ("heads", "rows", "size", "times", "lanes", "fold"),
     [(2, 3, 6, 2, 1, 99), (1, 4, 5, 3, 5, 99), (3, 2, 4, 4, 2, 24), (2, 2, 1, 2, 1, 99)],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_copies_of_heads(heads, rows, size, times, lanes, fold):
     given = by_head(heads, rows, size, lanes)
 

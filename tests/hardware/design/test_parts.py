@@ -80,7 +80,7 @@ def integers(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_a_model_that_joins_or_parts_is_a_circuit(name, tmp_path):
     quantized, integer, batch = integers(name)
     design, outputs, _ = check_graph(integer, batch, 24, tmp_path)
@@ -89,6 +89,7 @@ def test_a_model_that_joins_or_parts_is_a_circuit(name, tmp_path):
     assert modules & {"chop_concat", "chop_select", "chop_copies"} or name == "one_chunk"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("between", "reason"),
     [

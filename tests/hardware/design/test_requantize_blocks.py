@@ -58,7 +58,7 @@ def requantizer(edge, width=8, size=32, window=(-4, 3), **more):
         (32, 6, (10, 20), WIDE, (2, 12), 8, 3, ("none",)),
     ],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_rounds_to_blocks(width, size, window, edge, shape, fold, lanes, profiles):
     operator = requantizer(edge, width, size, window)
     plan = check(operator, drawn_blocks(edge, *shape), fold=fold, profiles=profiles)

@@ -63,7 +63,7 @@ def mask_of(keys, samples=6):
         ((1, 2, 9), Edge.of(0.3, -9, -2), None, False, "small", SOME),
     ],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_softmax_of_what_a_mask_keeps(shape, edge, positions, is_causal, mode, profiles):
     *_, queries, keys = shape
     operator = IntegerSoftmax(edge, keys, -1, IntegerOptions(mode))

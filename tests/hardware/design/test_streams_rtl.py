@@ -65,7 +65,7 @@ endmodule
 
 
 @pytest.mark.parametrize("depth", [2, 3, 5, 16, 17])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_a_fifo_holds_as_many_beats_as_it_is_deep(depth, tmp_path):
     (tmp_path / "chop_filled.sv").write_text(FILLED)
     ports = {

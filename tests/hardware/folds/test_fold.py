@@ -111,6 +111,7 @@ def estimate_cost(program, chosen):
     return program.share(total)
 
 
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("interval", [6, 24])
 @pytest.mark.parametrize("counts", [{}, {"dsp": 6}, {"lut": 700}], ids=["large", "dsp", "lut"])
@@ -125,6 +126,7 @@ def test_the_program_finds_what_trying_every_choice_finds(name, interval, counts
         assert estimate_cost(program, chosen) == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("dsp", [4, 9])
 def test_a_design_fits_and_is_no_slower_than_any_uniform_fold_that_fits(name, dsp):
@@ -178,6 +180,7 @@ def test_products_of_lookup_tables_leave_room_to_the_router():
     assert not found.soft or found.usage.lut <= fold.ROUTABLE * small.lut
 
 
+@pytest.mark.long
 def test_attention_with_a_mask_is_folded():
     mg, own = lowered()[0], device(lut=12_000, dsp=50)
     found = fold_for(mg, own)

@@ -75,6 +75,7 @@ def counted(folder):
     return [sum(map(int, re.findall(cells, one, re.MULTILINE))) for one in sections]
 
 
+@pytest.mark.long
 @pytest.mark.tools("yosys")
 def test_estimated_registers_are_those_that_yosys_keeps(tmp_path):
     found = counted(tmp_path)

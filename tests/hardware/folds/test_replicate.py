@@ -36,6 +36,7 @@ def most_readers(netlist):
     return max(readers[each["connections"][ports[each["type"]]][0]] for each in drivers)
 
 
+@pytest.mark.long
 @needs_yosys
 def test_a_netlist_of_copied_drivers_computes_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr(replicate, "READERS", 4)

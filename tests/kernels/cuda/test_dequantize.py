@@ -61,7 +61,7 @@ def simulated(tmp_path_factory):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_every_bit_is_the_reference_s(simulated, dtype):
     for shape in SHAPES:
         x = (torch.randn(shape) * torch.randn(shape).mul(3).exp()).to(dtype)

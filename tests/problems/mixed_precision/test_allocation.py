@@ -61,7 +61,7 @@ def least(found, loss_increases, goals):
     ],
     ids=str,
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_nothing_within_the_budgets_has_less_loss(mg, budgets):
     found = problem(mg())
     goals = [KL, *(Constraint(name, most) for name, most in budgets.items())]

@@ -55,6 +55,7 @@ def problem(mg=None, settings=None, **given):
     return PrecisionProblem(mg or trained().copy(), *rows(), circuit=circuit, **given)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("device", [None, "ecp5-85"])
 def test_the_estimate_of_a_choice_is_that_of_the_emitted_design(device):
     found = problem(settings=CircuitSettings((48,), DEVICES.get(device)))

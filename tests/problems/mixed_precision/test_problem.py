@@ -241,6 +241,7 @@ def test_wrong_settings(settings, message):
         problem().uniform("5.mse")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("per", ["layer", "operand"])
 def test_joined_layers_share_a_choice(per):
     names = ["input_ids"]
@@ -288,6 +289,7 @@ def test_gradients_of_texts_need_little_memory(monkeypatch):
     assert [len(labels) for _, labels in gradient_rows(found, columns).batches] == [2, 2, 2, 2]
 
 
+@pytest.mark.long
 def test_intervals_are_over_whole_texts():
     found, columns = language_problem(lengths=(5, 9, 9))
     test = HeldOutRows(found, Evaluator(found.model(None), columns, task="causal-lm"), "kl")

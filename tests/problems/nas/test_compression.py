@@ -90,6 +90,7 @@ def test_a_pruner_stops_the_training(rows):
     assert steps == [1, 2]
 
 
+@pytest.mark.long
 def test_the_three_modes(rows):
     results, models = {}, {}
     for mode in ("none", "compress", "compress-train"):

@@ -34,6 +34,7 @@ BUILT_IN = {
 }
 
 
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("name", PROXIES)
 @pytest.mark.parametrize("model_name", BUILT_IN)
 def test_every_score_of_every_kind_of_model(name, model_name):

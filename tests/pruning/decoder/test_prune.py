@@ -109,6 +109,7 @@ def without_units(model, pruned):
     return zeroed
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_pruned_decoder_is_the_original_without_the_removed_parts(name, tmp_path):
     model = decoder(name)
@@ -177,6 +178,7 @@ def narrow_by_hand(model, channels):
     return made
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", HIDDEN)
 def test_residual_channels_stay_by_the_outputs_of_norms(name, tmp_path):
     model = decoder(name)
@@ -225,6 +227,7 @@ def test_a_decoder_is_ranked_once_for_several_sizes():
         assert torch.equal(logits(again.model), logits(alone.model))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", HIDDEN)
 def test_parameters_are_counted_without_a_model(name):
     model = decoder(name)
@@ -412,6 +415,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("case", REFUSED)
 def test_refusals_are_one_sentence(case):
     make, sizes, message = REFUSED[case]

@@ -41,7 +41,7 @@ def matrices(mg):
 
 
 @pytest.mark.parametrize("name", [name for name in MIXTURES if name != "GptOss"])
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_the_function_stays_and_each_expert_has_scales_of_its_own(name):
     mg, info = scaled(name, [{"input_ids": IDS[:8]}, {"input_ids": IDS[8:]}])
     before = matrices(captured(name))
@@ -80,6 +80,7 @@ def test_scales_are_those_of_the_tokens_that_an_expert_saw():
         torch.testing.assert_close(found, expected.float(), rtol=1e-4, atol=0)
 
 
+@pytest.mark.long
 def test_padding_does_not_count():
     mask = torch.ones_like(IDS)
     mask[:, 9:] = 0

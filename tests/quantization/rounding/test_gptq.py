@@ -128,6 +128,7 @@ def test_a_hessian_summed_in_float32_gives_the_codes_of_the_papers_algorithm(see
     assert output_error(weight, found, x) == pytest.approx(error, rel=0.02)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "text", ["mxint:width=4", "group_integer:width=3", "scale_integer:width=4", "4.2"]
 )

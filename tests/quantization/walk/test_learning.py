@@ -56,7 +56,7 @@ def in_memory(prepared, start="nearest", row_weights="uniform"):
         ("GptOss", False, "gptq", "uniform"),
     ],
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_codes_are_those_of_the_graph_in_memory(tmp_path, kind, tied, start, row_weights):
     rule = rules(*LAYERS, "expert_linear")
     expected, blocks = in_memory(with_rule(kind, rule, tied), start, row_weights)

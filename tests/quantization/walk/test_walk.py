@@ -132,7 +132,7 @@ def assert_same(found, expected):
 
 @pytest.mark.parametrize("row_weights", ["gradient", "uniform"])
 @pytest.mark.parametrize("kind, tied", [("llama", False), ("qwen2", True), ("gpt2", True)])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_codes_are_those_of_the_whole_graph(tmp_path, kind, tied, row_weights):
     expected, layers = in_memory(with_rule(kind, rules(*LAYERS), tied), row_weights)
     found, told = walked(with_rule(kind, rules(*LAYERS), tied), tmp_path, row_weights)
@@ -148,7 +148,7 @@ def test_codes_are_those_of_the_whole_graph(tmp_path, kind, tied, row_weights):
 
 
 @pytest.mark.parametrize("name", ["Mixtral", "Olmoe", "Qwen3Moe", "GptOss"])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_experts_have_the_codes_of_the_whole_graph(tmp_path, monkeypatch, name):
     monkeypatch.setattr("chop.quantization.walk.weights.SMALL", 100)
     expected, layers = in_memory(with_rule(name, rules(*EXPERTS)))
@@ -197,7 +197,7 @@ def folded_by_block(prepared, out, methods):
     "methods", [("awq",), ("smoothquant",), ("awq", "gptq"), ("smoothquant", "awq", "gptq")]
 )
 @pytest.mark.parametrize("kind, tied", [("llama", False), ("qwen2", True), ("gpt2", True)])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_scales_are_those_of_the_whole_graph(tmp_path, monkeypatch, kind, tied, methods):
     monkeypatch.setattr("chop.quantization.walk.weights.SMALL", 100)  # matrices are read again
     expected, chosen = folded_in_memory(with_rule(kind, rules(*LAYERS), tied), methods)
@@ -211,7 +211,7 @@ def test_scales_are_those_of_the_whole_graph(tmp_path, monkeypatch, kind, tied, 
 @pytest.mark.parametrize("name", ["Mixtral", "Olmoe", "Qwen3Moe", "GptOss"])
 @pytest.mark.parametrize("methods", [("awq",), ("smoothquant", "awq", "gptq")])
 @pytest.mark.parametrize("memory", [1000, 2**27])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_scales_of_experts_are_those_of_the_whole_graph(
     tmp_path, monkeypatch, name, methods, memory
 ):
@@ -344,7 +344,7 @@ def test_a_killed_walk_goes_on_to_the_same_bytes(tmp_path, moment):
 
 
 @pytest.mark.parametrize("learns", [False, True])
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_a_walk_that_goes_on_tells_of_all_experts_left_alone(tmp_path, monkeypatch, learns):
     """Of those of parts that an earlier run has done as well."""
     prepared = with_rule("Olmoe", rules(*EXPERTS))

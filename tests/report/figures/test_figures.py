@@ -109,7 +109,7 @@ def check_layout(figure):
 
 @pytest.mark.parametrize("percent", [True, False])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_the_legend_is_off_the_curves_and_nothing_is_cut(seen, shape, percent):
     title = f"{shape}: a title that is longer than the figure is wide, with $x$ and /a/path" * 2
     told = {"ylabel": "best accuracy so far", "title": title, "percent": percent}

@@ -151,6 +151,7 @@ frame.srcdoc = %s;
 """
 
 
+@pytest.mark.sampled(1)
 @needs_browser
 @pytest.mark.parametrize("width", [400, 1280])
 def test_nothing_is_cut_and_histograms_are_as_wide(width, tmp_path):

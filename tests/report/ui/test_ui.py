@@ -58,6 +58,7 @@ def test_it_is_of_this_machine_alone(ask):
     assert ask("/runs", Host=f"localhost:{ask.port}")[0] == 200
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "path",
     [
@@ -113,6 +114,7 @@ def policy(headers):
     return {name: values for name, *values in parts}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("path", ["/", "/runs", "/run/first", "/run/second", "/progress/first"])
 def test_every_answer_has_a_policy(path, root, ask):
     with runs.start("sweep quantize", {}, root / "second"):
@@ -163,6 +165,7 @@ def test_a_finished_run_without_a_page_says_so_and_stays(root, ask):
         assert "setTimeout(refresh" in ask("/run/second")[1]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "manifest",
     [

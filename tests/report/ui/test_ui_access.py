@@ -278,6 +278,7 @@ KINDS = [
 ]
 
 
+@pytest.mark.sampled(14)
 @pytest.mark.skipif(sys.platform != "linux", reason="has pipes, links and devices of its own")
 @pytest.mark.parametrize("make", KINDS, ids=lambda make: make.__name__)
 @pytest.mark.parametrize("name", [MANIFEST, "points.jsonl", "report.html", "search.db"])

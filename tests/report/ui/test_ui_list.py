@@ -68,6 +68,7 @@ def test_the_list_has_the_numbers_of_each_run(ask):
     assert [rows["plain"][n] for n in ("result", "float", "bits", "size")] == [""] * 4
 
 
+@pytest.mark.long
 def test_results_of_an_earlier_chop_have_no_numbers(root, ask):
     manifest = json.loads((root / "small" / MANIFEST).read_text())
     del manifest["outcome"]
@@ -76,6 +77,7 @@ def test_results_of_an_earlier_chop_have_no_numbers(root, ask):
     assert get_rows(ask("/")[1])["small"]["result"] == ""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "outcome",
     [
@@ -114,6 +116,7 @@ def test_a_run_that_goes_on_has_its_time_so_far():
     assert {cell.column: cell.text for cell in list_cells(run, now)}["duration"] == "2 h 3 min"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("kind", "settings", "expected"),
     [
@@ -164,6 +167,7 @@ def test_two_runs_side_by_side(ask):
     assert 'href="/run/small"' in text
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "query",
     [

@@ -156,6 +156,7 @@ UNLABELED = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", UNLABELED)
 def test_rows_without_labels_learn_from_the_teacher(kind):
     goal = net()
@@ -167,6 +168,7 @@ def test_rows_without_labels_learn_from_the_teacher(kind):
     assert "no labels" in assumed[0].text
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "outputs"),
     [("binary", 1), ("binary", 2), ("multilabel", 3), ("regression", 1), ("regression", 3)],
