@@ -14,8 +14,11 @@ from transformers import (
     BertForTokenClassification,
     GPT2Config,
     GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
 )
 
+from chop.base.notices import collected_assumptions
 from chop.data import get_tokenizer, load_dataset
 from chop.errors import ChopError, ConfigError, UnavailableError
 from chop.models import load_model
@@ -363,6 +366,24 @@ def test_texts_without_labels_are_for_language_models(tmp_path):
     assert running.task.name == "causal-lm"
     assert running.test.labels[1][:12].tolist() == [-100] * 12
     assert len(running.train) + len(running.validation) == len(running.test) == 2
+
+
+@pytest.mark.parametrize("max_length", [16, 24])
+def test_texts_beyond_the_positions_of_a_model_are_an_assumption(max_length, tmp_path):
+    get_tokenizer("reviews").save_pretrained(tmp_path / "model")
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    config = LlamaConfig(
+        vocab_size=200, num_attention_heads=2, max_position_embeddings=16, bos_token_id=0, **sizes
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+    (tmp_path / "book.txt").write_text("one word and another\n" * 60, encoding="utf-8")
+    settings = config_of(
+        tmp_path / "model", tmp_path / "book.txt", tmp_path, max_length=max_length, limit=4
+    )
+    with collected_assumptions() as assumed:
+        load_workload(settings)
+    named = [each.text for each in assumed if "16 positions" in each.text]
+    assert len(named) == (max_length > 16)
 
 
 def test_the_built_in_decoder_is_a_language_model(tmp_path, monkeypatch):

@@ -107,6 +107,39 @@ def test_rows_that_a_model_cannot_take(net, rows, message):
         Workload.of(net, rows, (X, Y))
 
 
+class Pair(nn.Module):
+    """Two inputs, of which the second is optional."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(4, 2), nn.Linear(4, 2)
+
+    def forward(self, picture, numbers=None):
+        return self.left(picture) + (0 if numbers is None else self.right(numbers))
+
+
+@pytest.mark.parametrize("name", ["number", "Numbers"])
+def test_a_misspelled_input_is_an_error(name):
+    rows = {"picture": X, name: X, "labels": Y}
+    message = f"'Pair' has no input '{name}': did you mean 'numbers'"
+    with pytest.raises(ConfigError, match=message):
+        Workload.of(Pair(), rows, rows)
+    with pytest.raises(ConfigError, match=message):
+        chop.quantize(Pair(), "8.auto", rows)
+
+
+def test_a_failing_model_lists_the_columns_that_it_was_not_passed():
+    rows = {"numbers": X, "scan": X, "labels": Y}
+    message = r"argument: 'picture'\. .* No input has the name of the columns 'scan'\."
+    with pytest.raises(ConfigError, match=message):
+        Workload.of(Pair(), rows, rows)
+
+
+def test_columns_that_resemble_no_input_are_skipped():
+    rows = {"picture": X, "idx": torch.arange(40), "labels": Y}
+    assert len(Workload.of(Pair(), rows, rows).train) == 40
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

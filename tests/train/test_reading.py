@@ -1,6 +1,7 @@
 """Whatever rows are held in, the numbers are the same."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from datasets import Dataset
@@ -132,6 +133,14 @@ def test_splits_may_be_of_any_kind():
         ((TX, ["a"] * 50), "expected rows of numbers, got 'a'"),
         (DataLoader([(TX[0], TX[0])], batch_size=None), "yields one-dimensional items"),
         ({"x": TX, "target": TY}, r"a column 'labels' or 'label'.*, or \(inputs, labels\), got"),
+        (
+            pd.DataFrame({"x": Y, "kind": ["a"] * 50}),
+            "got the columns 'x', 'kind'; .* label_column=",
+        ),
+        (
+            (torch.where(torch.arange(50)[:, None] == 5, torch.nan, TX), TY),
+            r"1 of 50 rows have blank cells or NaN \(row 5\)",
+        ),
         (TX.numpy(), r"got ndarray; pass arrays as \(inputs, labels\)"),
         ("rows.npz", r"got the name 'rows.npz'; .* chop.data.load_dataset, .*\(inputs, labels\)"),
     ],
@@ -149,3 +158,46 @@ def test_a_tuple_of_pairs_is_rows_as_a_list_of_them_is():
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert torch.equal(found["labels"], torch.tensor([0, 1]))
+
+
+class Two(nn.Module):
+    """Two inputs of different shapes."""
+
+    def forward(self, left, right):
+        return torch.stack([left.sum((1, 2)), right.sum(1)], 1)
+
+
+LEFT, RIGHT = TX[:, :4].reshape(50, 2, 2), TX[:, 4:]
+NESTED = [((left, right), int(y)) for left, right, y in zip(LEFT, RIGHT, TY, strict=True)]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        ((LEFT, RIGHT), TY),
+        ((LEFT.numpy(), RIGHT.numpy()), Y.tolist()),
+        NESTED,
+        DataLoader(NESTED, batch_size=7),
+        DataLoader(NESTED, batch_size=None),
+        [((LEFT[i : i + 15], RIGHT[i : i + 15]), TY[i : i + 15]) for i in range(0, 50, 15)],
+    ],
+    ids=["arrays", "numpy", "rows", "loader", "loader of rows", "batches"],
+)
+def test_a_tuple_of_inputs_feeds_a_model_with_several(rows):
+    expected = evaluate(Two(), {"left": LEFT, "right": RIGHT, "labels": TY})
+    assert evaluate(Two(), rows) == expected
+
+
+def test_a_batch_of_rows_of_different_lengths_is_one_input():
+    rows = [(torch.ones(2 + i % 3), i % 2) for i in range(6)]
+    loader = DataLoader(
+        rows,
+        3,
+        collate_fn=lambda batch: [[x for x, _ in batch], torch.tensor([y for _, y in batch])],
+    )
+    assert [len(x) for x in read_columns(loader)["input 0"]] == [2, 3, 4, 2, 3, 4]
+
+
+def test_a_tuple_with_an_array_a_label_is_the_rows_of_one_input():
+    read = read_columns((tuple(TX), TY))
+    assert torch.equal(read["input 0"], TX) and read.keys() == {"input 0", "labels"}

@@ -100,11 +100,11 @@ def quantize(
     if calibration_rows < 1:
         raise ConfigError(f"calibration_rows: got {calibration_rows}, expected 1 or more.")
     rows = _get_rows(model, with_label_column(data, label_column))
+    if rows is not None:
+        check_forward(model, rows, type(model).__name__, "data")
     dummy_in = None if rows is None else example_inputs(model, rows)
     mg, _ = passes.init_metadata_analysis_pass(MaseGraph(model, dummy_in=dummy_in))
     mg, _ = passes.add_common_metadata_analysis_pass(mg)
-    if rows is not None:
-        check_forward(model, rows, type(model).__name__, "data")
     spec = QuantSpec(weight=number_format) if weights_only else QuantSpec.uniform(number_format)
     rules = {name: {"config": spec} for name in present_operators(mg, names)}
     mg, _ = passes.quantize_transform_pass(mg, {"by": "type", **rules})

@@ -66,19 +66,18 @@ def read_columns(dataset: Any, outputs: Sequence[str] = ()) -> dict[str, Column]
         if outputs and {*outputs} <= {*dataset.columns}:
             named = {name: to_array(dataset[name], name) for name in outputs}
             return _from_arrays((dataset.drop(columns=list(outputs)), named))
-        inputs, labels = split_frame(dataset)
-        if labels is None:
+        if label_column(list(dataset.columns)) is None:
             raise NoLabelsError(
                 "expected a frame with a column 'labels' or 'label', or (frame, labels), got the "
                 f"columns {enumerate_names(list(map(repr, dataset.columns)), MOST_NAMES)}; "
                 "chop.compress also takes label_column=."
             )
-        return _from_arrays((inputs, labels))
+        return _from_arrays(split_frame(dataset))
     if _is_named_pair(dataset):
         return _from_named(*dataset)
     if isinstance(dataset, tuple):
         are_rows = all(isinstance(part, tuple) for part in dataset)
-        return _from_items(dataset) if are_rows else _from_arrays(dataset)
+        return _from_items(dataset) if are_rows else _from_arrays(_with_flat_inputs(dataset, True))
     # A transform of the user's makes its columns row by row, and they are not in the table.
     if hasattr(dataset, "with_format") and hasattr(dataset, "column_names"):
         form = getattr(dataset, "format", None)
@@ -108,6 +107,30 @@ def _is_named_pair(value: Any) -> bool:
         return isinstance(value[0], Mapping)
     columns = [*value[0].values(), *value[1].values()]
     return all(np.ndim(column) for column in columns) and len({*map(len, columns)}) == 1
+
+
+def _with_flat_inputs(item: Any, are_columns: bool = False, kind: type = tuple) -> Any:
+    """Returns (a, b, y) for the pair ((a, b), y) of a model with several inputs.
+
+    Args:
+        item: columns, a row or a batch; other values are returned unchanged.
+        are_columns: a tuple with as many arrays as there are labels stays the rows of one input.
+        kind: type of the inputs. A DataLoader collates tuples to lists, whose arrays have a row
+            for each label. Other lists are rows of different lengths.
+    """
+    if not isinstance(item, tuple | list) or len(item) != 2:
+        return item
+    inputs, labels = item
+    if not isinstance(inputs, kind) or len(inputs) < 2:
+        return item
+    rows = len(labels) if isinstance(labels, list) else next(iter(np.shape(labels)), None)
+    if not all(isinstance(x, Tensor | np.ndarray) or is_frame(x) for x in inputs):
+        return item
+    if are_columns and len(inputs) == rows:
+        return item
+    if kind is list and rows is not None and any(np.shape(x)[:1] != (rows,) for x in inputs):
+        return item
+    return (*inputs, labels)
 
 
 def _from_named(inputs: Mapping[str, Any], labels: Any) -> dict[str, Column]:
@@ -177,6 +200,7 @@ def _are_batches(items: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _named(item: Any) -> Mapping[str, Any]:
+    item = _with_flat_inputs(item)
     if isinstance(item, Mapping):
         return item
     if isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[0], Mapping):
@@ -239,6 +263,7 @@ def _row_count(inputs: Any) -> int:
 
 def _get_rows(loaded: Any, is_batch: bool, kinds: set[bool]) -> Iterator[Mapping[str, Any]]:
     """Returns the rows of a loader's item: a batch, or either kind without automatic batching."""
+    loaded = _with_flat_inputs(loaded, kind=list)
     if is_batch and isinstance(loaded, list | tuple) and len(loaded) > 1:
         *inputs, labels = loaded
         # Collated labels are a list of batches, where each row has a tuple of them.

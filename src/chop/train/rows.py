@@ -240,7 +240,8 @@ def check_no_gaps(name: str, column: Column) -> None:
     A number or vector per row must also be finite. Larger inputs may be masks with infinities.
 
     Raises:
-        ConfigError: if there are gaps; the message has their number and the first rows.
+        ConfigError: if there are gaps; the message has their number and the first rows, counted
+            from 0.
     """
     if not len(column):
         return
@@ -259,7 +260,7 @@ def check_no_gaps(name: str, column: Column) -> None:
 
 
 def _check_none(name: str, bad: Tensor, what: str, advice: str) -> None:
-    numbers = [str(number + 1) for number in bad.nonzero().flatten().tolist()]
+    numbers = [str(number) for number in bad.nonzero().flatten().tolist()]
     if numbers:
         raise ConfigError(
             f"column '{name}': {len(numbers)} of {len(bad)} rows have {what} (row "

@@ -6,7 +6,7 @@ import inspect
 import shlex
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich import get_console
 from torch import nn
@@ -224,8 +224,20 @@ def _as_numbers(
         labeled=task.labels_from is None,
     )
     own = getattr(model, "config", None)
-    check_vocabulary(tokenizer, own.get_text_config().vocab_size if reads_tokens and own else None)
+    text = own.get_text_config() if reads_tokens and own else None
+    check_vocabulary(tokenizer, text and text.vocab_size)
+    _assume_positions(config.max_length, text)
     return data
+
+
+def _assume_positions(max_length: int | None, text: Any) -> None:
+    """Records an assumption if texts are longer than those that the model was configured for."""
+    positions = getattr(text, "max_position_embeddings", None)
+    if isinstance(positions, int) and max_length is not None and max_length > positions:
+        assume(
+            f"Texts have up to {max_length} tokens (--max-length), and the model has {positions} "
+            "positions (max_position_embeddings): perplexity beyond them is usually higher."
+        )
 
 
 def _check_has_numbers(config: WorkloadConfig, data: DatasetDict) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from chop.base.notices import assume
-from chop.errors import ChopError, ConfigError, enumerate_names, first_line
+from chop.errors import SURE, ChopError, ConfigError, enumerate_names, first_line
 from chop.models import reason_of_user_code
 from chop.train import Rows, Task
 from chop.train.calibration import example_inputs
@@ -48,9 +50,11 @@ def check_forward(model: nn.Module, rows: Rows, name: str, dataset: str) -> None
     """Calls a model on three rows without gradients; restores modes and the random state.
 
     Raises:
-        ConfigError: if its forward fails. The message has the line and describes the rows.
+        ConfigError: if its forward fails. The message has the line and describes the rows. Also if
+            a column that is not passed resembles an input without a column.
     """
     inputs = example_inputs(model, rows)
+    skipped = _skipped_columns(model, rows, inputs, name)
     try:
         with torch.no_grad(), torch.random.fork_rng(), eval_mode(model):
             model(**inputs)
@@ -64,8 +68,24 @@ def check_forward(model: nn.Module, rows: Rows, name: str, dataset: str) -> None
         raise ConfigError(
             f"'{name}' cannot take rows of '{dataset}', {_listed(inputs)}: {reason} "
             f"The model is called with only these columns, in these shapes and types"
-            f"{pictures if 'pixel_values' in rows.columns else ''}."
+            f"{pictures if 'pixel_values' in rows.columns else ''}.{skipped}"
         ) from error
+
+
+def _skipped_columns(model: nn.Module, rows: Rows, inputs: Mapping[str, Tensor], name: str) -> str:
+    """Returns a sentence about the columns that no input of the model takes, or an empty text."""
+    is_by_name = any(column in inputs for column in rows.columns)
+    skipped = [column for column in rows.columns if is_by_name and column not in inputs]
+    free = [x for x in inspect.signature(model.forward).parameters if x not in inputs]
+    for column in skipped:
+        near = difflib.get_close_matches(column, free, 1, SURE)
+        if near:
+            raise ConfigError(
+                f"'{name}' has no input '{column}': did you mean '{near[0]}'? Columns have the "
+                "names of forward's arguments."
+            )
+    listed = enumerate_names([*map(repr, skipped)], MAX_NAMED)
+    return f" No input has the name of the columns {listed}." if skipped else ""
 
 
 def assume_scaled_logits(task: Task, model: nn.Module, rows: Rows) -> None:

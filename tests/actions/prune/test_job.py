@@ -130,4 +130,7 @@ def test_refusals(tmp_path):
         prune(PruneDecoderConfig(out=tmp_path, layers=1), classifier)
     with pytest.raises(ConfigError, match="expected a language model, and 'bert-tiny' is a model"):
         prune(PruneDecoderConfig(out=tmp_path, layers=1, model="bert-tiny"))
+    own = {"model": "net.py:Net", "dataset": "texts.txt"}
+    with pytest.raises(ConfigError, match="got 'net.py:Net'; chop sweep prune prunes other models"):
+        prune(PruneDecoderConfig(out=tmp_path, layers=1, **own))
     assert not (tmp_path / "model").exists()

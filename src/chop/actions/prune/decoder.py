@@ -14,7 +14,7 @@ from chop.actions.evaluate.rows import Measured, RowResult, get_result, measure_
 from chop.actions.prune.settings import SIZES
 from chop.base.files import atomic_files
 from chop.errors import ConfigError
-from chop.models import BUILTIN_MODELS, builtin_model
+from chop.models import BUILTIN_MODELS, builtin_model, is_own
 from chop.report.report import Cell, Step
 from chop.runs import Journal
 from chop.train import CAUSAL_LM
@@ -43,6 +43,11 @@ def load_decoder(config: WorkloadConfig, workload: Workload | None, command: str
     name = builtin_model(config.model) if workload is None else None
     if name is not None:
         _check_task(name, BUILTIN_MODELS[name].task, command)  # before it is trained
+    if workload is None and is_own(config.model) and config.task != CAUSAL_LM:
+        raise ConfigError(
+            f"{command}: expected a language model of transformers, got '{config.model}'; chop "
+            f"sweep prune prunes other models. If it builds a decoder, add --task {CAUSAL_LM}."
+        )
     loaded = workload_for(config, workload)
     _check_task(loaded.name, loaded.task.name, command)
     return loaded
