@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.metadata
+import math
 import platform
 import re
 import shutil
@@ -27,7 +28,7 @@ EXTRAS = {
 """Uses of optional parts, in addition to those of export targets."""
 PROGRAMS = {"place": "nextpnr-ecp5"}
 """Programs of the system that replace an optional part."""
-CACHE, CLEANED = "cache folder", "removed"
+CACHE, CLEANED, PRODUCTS = "cache folder", "removed", "8-bit products"
 OK, MISSING, OPTIONAL, WRONG = "ok", "missing", "not installed (optional)", "wrong"
 
 
@@ -62,6 +63,7 @@ def examine() -> list[Finding]:
         accelerator,
         _compiler(),
         _cpu_kernels(),
+        _integer_products(),
         *_hardware_tools(),
         _cache(),
     ]
@@ -211,6 +213,32 @@ def _cpu_kernels() -> Finding:
     return _optional(
         "CPU kernels", detail, f"PyTorch gives the same results more slowly: {build.detail}"
     )
+
+
+def tune() -> None:
+    """Measures again which implementation of 8-bit products is faster, in about a second."""
+    from chop.kernels.cpu.int8 import measure_crossovers
+
+    measure_crossovers()
+
+
+def _integer_products() -> Finding:
+    """Reports from how many rows oneDNN is faster than the CPU kernels; both are exact."""
+    import torch
+
+    from chop.kernels.cpu.crossovers import SHAPES, read_table
+
+    table = read_table(torch.get_num_threads())
+    if table is None:
+        return Finding(PRODUCTS, OK, "CPU kernels; oneDNN not measured yet: chop doctor --tune")
+    rows = [
+        f"{columns} x {outputs}: {_from(table[columns * outputs])}" for outputs, columns in SHAPES
+    ]
+    return Finding(PRODUCTS, OK, f"oneDNN for {', '.join(rows)}; otherwise CPU kernels")
+
+
+def _from(rows: float) -> str:
+    return "never" if math.isinf(rows) else f"{rows:.0f} rows and more"
 
 
 def _hardware_tools() -> list[Finding]:

@@ -5,28 +5,28 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from chop.formats import NumberFormat, from_key
+from chop.formats import Integer, NumberFormat, ScaleInteger, from_key
 from chop.formats.groups import WHOLE_TENSOR, Lines, Whole
 from chop.formats.packing import unpack_bits
 from chop.formats.scaling import EPSILON, TINY
 from chop.kernels.codes import WHOLE, CodeTables, Packed, fixed_tables
+from chop.kernels.cpu.build import library
+from chop.kernels.cpu.crossovers import FEWEST, find_rows, measure
 from chop.kernels.cpu.measure import pointer
 from chop.kernels.cpu.reader import CHUNK_ROWS, Reader, find_reader, is_large
 from chop.kernels.integers import get_integers, one_scale
 from chop.kernels.plan import get_layout
-from chop.private.torch_api import has_int8_products, has_tiles, multiply_int8
+from chop.private.torch_api import has_int8_products, multiply_int8
 
 LONGEST_SUM = (2**31 - 1) // 128**2
 """Largest number of 8-bit products whose sum always fits 32 bits."""
 BYTE = 8
-MANY_FOR_TILES = 64
-"""Rows of activations from which oneDNN with AMX is faster than chop's loops."""
 
 
 class Rule(ctypes.Structure):
@@ -157,16 +157,20 @@ class Product:
         self._prepared = ctypes.byref(self._structure)
         self._multiply = _multiply(reader.loops)
         # `torch._int_mm` returns uninitialized memory for a single column.
-        is_for_loops = not is_large(packed.shape) or packed.shape[1] == 1
-        self._rows_for_onednn = math.inf if is_for_loops else rows_for_onednn()
+        self._is_for_loops = not is_large(packed.shape) or packed.shape[1] == 1
 
     def __call__(self, x: Tensor) -> Tensor | None:
         """Multiplies contiguous float32 rows (..., columns); returns None if `x` has a NaN."""
-        outputs, columns = self.shape
-        rows, threads = x.numel() // columns, torch.get_num_threads()
-        if rows >= self._rows_for_onednn:
+        rows = x.numel() // self.shape[1]
+        if rows >= FEWEST and not self._is_for_loops and rows >= rows_for_onednn(self.shape):
             return _by_onednn(x, self)
+        return self.by_loops(x)
+
+    def by_loops(self, x: Tensor) -> Tensor | None:
+        """Computes the product in the loops of this package."""
+        outputs, columns = self.shape
         y = x.new_empty((*x.shape[:-1], outputs))
+        rows, threads = x.numel() // columns, torch.get_num_threads()
         has_nan = self._multiply(self._prepared, x.data_ptr(), y.data_ptr(), rows, threads)
         return None if has_nan else y
 
@@ -226,13 +230,40 @@ def _multiply(loops: ctypes.CDLL) -> Callable[..., int]:
     return prototype(("chop_int8_linear", loops))
 
 
-@cache
-def rows_for_onednn() -> float:
+def rows_for_onednn(shape: Sequence[int]) -> float:
     """Returns the number of rows from which oneDNN is faster than the loops; infinity for never.
 
     oneDNN rearranges the weight on each call.
+
+    Args:
+        shape: shape of the weight.
     """
-    return MANY_FOR_TILES if has_tiles() and is_exact() else math.inf
+    return _crossover(math.prod(shape), torch.get_num_threads())
+
+
+@cache
+def _crossover(elements: int, threads: int) -> float:
+    return find_rows(elements, threads, _calls) if is_exact() else math.inf
+
+
+def measure_crossovers() -> None:
+    """Measures again from which rows oneDNN is faster, for torch's number of threads."""
+    if is_exact() and library().library is not None:
+        measure(torch.get_num_threads(), _calls)
+    _crossover.cache_clear()
+
+
+def _calls(shape: tuple[int, int], rows: int) -> tuple[Callable[[], object], Callable[[], object]]:
+    """Returns products of random codes by the loops and by oneDNN."""
+    codes = torch.randint(0, 256, (math.prod(shape),), dtype=torch.uint8, device="cpu")
+    scales = torch.ones(shape[0], dtype=torch.float32, device="cpu")
+    weight_format = ScaleInteger(BYTE, granularity="channel")
+    product = prepared_product(
+        Integer(BYTE, 0), Packed(codes, scales, None, shape, weight_format.key), None
+    )
+    assert product is not None
+    x = torch.randn(rows, shape[1], dtype=torch.float32, device="cpu")
+    return partial(product.by_loops, x), partial(_by_onednn, x, product)
 
 
 def _by_onednn(x: Tensor, product: Product) -> Tensor | None:
@@ -288,7 +319,8 @@ def _rule(x_format: NumberFormat, tables: CodeTables, lines: Lines) -> WholeRule
 
 def workspace_bytes(loops: ctypes.CDLL, rows: int, outputs: int, columns: int) -> int:
     """Returns the workspace of `linear` in bytes: rounded rows; for oneDNN, sums of two chunks."""
-    if rows >= rows_for_onednn():
+    is_large_count = rows >= FEWEST and is_large((outputs, columns)) and columns > 1
+    if is_large_count and rows >= rows_for_onednn((outputs, columns)):
         return rows * (columns + 4) + 4 * min(rows, 2 * CHUNK_ROWS) * outputs
     sizes = (ctypes.c_int64, ctypes.c_int64, ctypes.c_int32)
     count_bytes = ctypes.CFUNCTYPE(ctypes.c_int64, *sizes)(("chop_int8_workspace", loops))
