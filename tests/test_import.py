@@ -65,3 +65,16 @@ def test_transformers_that_is_there_already_knows_our_folders():
     width = "print(chop.ChopConfig('mxint4').format)"
     told = printed_by(f"import transformers.quantizers, chop; {known}; {width}")
     assert told.splitlines() == ["True", "mxint:width=4"]
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "near"),
+    [
+        ("chop", "quantise", "quantize"),
+        ("chop.passes", "prune_transform_pas", "prune_transform_pass"),
+    ],
+)
+def test_python_suggests_the_nearest_name_of_a_module(module, name, near):
+    code = f"import {module}; {module}.{name}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert f"Did you mean: '{near}'?" in done.stderr

@@ -79,7 +79,9 @@ def __getattr__(name: str) -> Any:
         except ModuleNotFoundError as error:
             if error.name != f"chop.{name}":
                 raise
-    raise AttributeError(f"module 'chop' has no attribute '{name}'")
+    raise AttributeError(
+        f"module 'chop' has no attribute '{name}'", name=name, obj=sys.modules[__name__]
+    )
 
 
 def __dir__() -> list[str]:

@@ -88,6 +88,8 @@ class NotBuiltError(ChopError, NotImplementedError):
 
 MOST_NAMES = 60
 """Maximum number of names in a sentence."""
+LEAST_PREFIX = 2
+"""Minimum length of a word that is completed to the only choice that begins with it."""
 SURE, FEW_NAMES, FEW_CHARACTERS = 0.7, 12, 300
 """Similarity below which a suggestion is followed by all choices, if they are so few and short."""
 
@@ -95,8 +97,9 @@ SURE, FEW_NAMES, FEW_CHARACTERS = 0.7, 12, 300
 def did_you_mean(word: object, choices: Iterable[object]) -> str:
     """Returns a closing sentence with the nearest choice, or with all if none is near.
 
-    A suggestion that is not very similar is followed by all choices, if they are few and short.
-    Of more than 60 choices, it lists the first ones and the number of the others.
+    The only choice that begins with the word is the nearest one. A suggestion that is not very
+    similar is followed by all choices, if they are few and short. Of more than 60 choices, it lists
+    the first ones and the number of the others.
 
     >>> did_you_mean("linaer", ["linear", "conv2d"])
     "did you mean 'linear'?"
@@ -104,6 +107,8 @@ def did_you_mean(word: object, choices: Iterable[object]) -> str:
     'choose from: conv2d, linear.'
     >>> did_you_mean("MXINT", ["mxint", "integer"])
     "did you mean 'mxint'?"
+    >>> did_you_mean("int", ["mxint", "integer"])
+    "did you mean 'integer'?"
     >>> did_you_mean("bayes", ["tpe", "cmaes"])
     "did you mean 'cmaes'? All choices: cmaes, tpe."
     """
@@ -111,9 +116,13 @@ def did_you_mean(word: object, choices: Iterable[object]) -> str:
     if not names:
         return "there is nothing to choose from."
     by_fold = {name.casefold(): name for name in names}
-    near = difflib.get_close_matches(str(word).casefold(), by_fold, n=1, cutoff=0.6)
+    begin = str(word).casefold()
+    longer = [name for fold, name in by_fold.items() if fold.startswith(begin)]
+    if len(longer) == 1 and len(begin) >= LEAST_PREFIX:
+        return f"did you mean '{longer[0]}'?"
+    near = difflib.get_close_matches(begin, by_fold, n=1, cutoff=0.6)
     if near:
-        is_sure = difflib.get_close_matches(str(word).casefold(), near, cutoff=SURE)
+        is_sure = difflib.get_close_matches(begin, near, cutoff=SURE)
         listed = f" All choices: {', '.join(names)}."
         is_short = len(names) <= FEW_NAMES and len(listed) <= FEW_CHARACTERS
         return f"did you mean '{by_fold[near[0]]}'?{listed * (is_short and not is_sure)}"

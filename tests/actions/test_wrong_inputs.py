@@ -235,3 +235,13 @@ def test_a_run_of_another_command_says_what_it_is(tmp_path):
     for read in (read_config, lambda name: compressed_run(Path(name))):
         with pytest.raises(ChopError, match="(is from|contains no model:) chop search precision"):
             read(str(tmp_path))
+
+
+def test_rows_that_do_not_fit_come_with_the_assumptions_about_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text("from torch import nn\n\n\ndef net():\n    return nn.Linear(3, 2)\n")
+    lines = [f"{i},{'?' if i == 3 else i},{i},{i % 2}" for i in range(40)]
+    Path("rows.csv").write_text("\n".join(["a,b,c,label", *lines]))
+    config = WorkloadConfig(model="net.py:net", dataset="rows.csv")
+    with pytest.raises(ConfigError, match="not used as inputs: b .39 of 40 .*one has '[?]'"):
+        workload_for(config, None)

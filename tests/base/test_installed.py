@@ -16,6 +16,8 @@ from chop.base import installed
 from chop.base.installed import fitting_packages, how_to_get, misfit, require
 from chop.errors import ConfigError, UnavailableError
 from chop.models import load_model
+from chop.report.ui.server import serve
+from chop.search import storage
 from tests.fresh import printed_by
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
@@ -165,3 +167,17 @@ def test_a_version_names_the_build_of_a_package_that_is_imported(itself, told, m
         monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(__version__=itself))
     assert installed.version("torch") == told
     assert misfit("torch<2.14,>=2.13") is None and misfit("torch>=2.14") == ">=2.14"
+
+
+@pytest.mark.parametrize(
+    ("use", "extra"),
+    [
+        (lambda: serve(Path(), 0, False), "ui"),
+        (lambda: storage._server_engine("postgresql://localhost/a", True), "postgres"),
+    ],
+)
+def test_commands_name_the_missing_part_as_chop_was_installed(monkeypatch, use, extra):
+    monkeypatch.setattr(installed, "_is_installed", lambda module: False)
+    monkeypatch.setattr(installed, "_is_checkout", lambda: True)
+    with pytest.raises(UnavailableError, match=rf": pip install -e '\.\[{extra}\]'$"):
+        use()

@@ -257,7 +257,7 @@ def test_doctor_lists_what_a_user_needs_once():
     "arguments, message",
     [
         (["precision", "--goals", "acuracy"], "did you mean 'accuracy'"),
-        (["nas", "--field", "num_layers"], "expected name=value, such as bits=4"),
+        (["nas", "--field", "num_layers"], "expected name=value, such as num_layers=4"),
         (["nas", "--field", "depth=1", "--field", "depth=2"], "'depth' was already set"),
         (["precision", "--budget", "bits=4", "--budget", "bits=3"], "'bits' was already set"),
         (["export", "runs", "README.md"], "'README.md': expected a .toml file"),

@@ -5,7 +5,7 @@ import logging
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
-from chop.data.labels import check_classes
+from chop.data.labels import check_classes, class_names
 from chop.errors import ConfigError
 
 
@@ -70,3 +70,10 @@ def test_classes_that_are_right_are_not(train, test, feature, caplog):
 def test_a_split_of_other_classes_is_refused(train, test):
     with pytest.raises(ConfigError, match="split 'test' .* do not occur in the training"):
         check_classes(rows(train, test), "mine")
+
+
+def test_reading_class_names_shows_no_progress_bar(capfd, monkeypatch):
+    monkeypatch.setenv("TQDM_MININTERVAL", "0")
+    rows = Dataset.from_dict({"labels": ["a", "b"] * 50})
+    assert class_names(rows.train_test_split(test_size=0.2, seed=0)) == ["a", "b"]
+    assert "examples" not in capfd.readouterr().err

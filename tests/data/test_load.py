@@ -191,3 +191,16 @@ def test_several_columns_of_labels_become_one():
 def test_several_columns_that_are_no_labels(label, told):
     with pytest.raises(ConfigError, match=told):
         load_dataset(columns(wind=[1.0, None]), label=label)
+
+
+def test_missing_labels_are_reported_under_the_name_of_their_column(tmp_path):
+    table = tmp_path / "irises.csv"
+    table.write_text("width,species\n" + "1.5,setosa\n" * 9 + "2.5,\n")
+    with pytest.raises(ConfigError, match="1 of 10 rows .* no label in the column 'species'"):
+        load_dataset(table, label="species")
+
+
+@pytest.mark.parametrize(("given", "described"), [(None, "None"), (5, "int")])
+def test_a_data_set_that_is_no_name_is_one_sentence(given, described):
+    with pytest.raises(ConfigError, match=rf"a name, a path or .*DatasetDict, got {described}\.$"):
+        load_dataset(given)

@@ -6,13 +6,14 @@ import copy
 import functools
 import logging
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from chop import MaseGraph, passes
 from chop.capture.inputs import dummy_inputs
-from chop.errors import CaptureError, GraphError, GuardError
+from chop.errors import CaptureError, ConfigError, GraphError, GuardError
 from chop.ir.graph import node_metadata
 from chop.passes.analysis.add_common_metadata import _warn_guessed
 
@@ -313,3 +314,18 @@ def test_models_on_the_meta_device_are_raised_on_it(name) -> None:
     mg, _ = passes.init_metadata_analysis_pass(mg)
     mg, _ = passes.add_common_metadata_analysis_pass(mg)
     assert all(node_metadata(node).common.mase_op for node in mg.nodes)
+
+
+@pytest.mark.parametrize(
+    ("example", "message"),
+    [
+        (torch.ones(2, 4), "expected a mapping of inputs .* got Tensor"),
+        ([torch.ones(2, 4)], "expected a mapping of inputs .* got list"),
+        ({"input": np.ones((2, 4))}, r"dummy_in\['input'\]: expected a tensor, got a NumPy array"),
+    ],
+)
+def test_an_example_that_is_no_mapping_of_tensors_is_one_sentence(example, message):
+    net = nn.Sequential(nn.Linear(4, 2))
+    for use in (lambda: MaseGraph(net, dummy_in=example), lambda: MaseGraph(net).fit(example)):
+        with pytest.raises(ConfigError, match=message):
+            use()

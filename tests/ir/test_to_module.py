@@ -112,7 +112,7 @@ def test_a_checkpoint_takes_the_class_from_a_model(mg, tmp_path):
     again = MaseGraph.from_checkpoint(tmp_path / "net")
     with pytest.raises(GraphError, match=r"a checkpoint has no code.*like=Net"):
         again.to_module()
-    with pytest.raises(GraphError, match="expected a Net as like, got a Linear"):
+    with pytest.raises(GraphError, match="like: expected Net, got Linear"):
         again.to_module(like=nn.Linear(1, 1))
     other = Net()
     other.body = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Sequential(nn.ReLU()))

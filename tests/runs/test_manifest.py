@@ -434,3 +434,9 @@ def test_a_manifest_of_too_many_rows_keeps_those_that_can_be_read(is_set, small,
 def test_settings_that_no_manifest_holds_are_refused_before_the_run(small, tmp_path):
     with pytest.raises(WriteError, match=r"manifest\.json' is not written: it would have"):
         runs.start("sweep", {"names": ["x" * 25_000]}, tmp_path).__enter__()
+
+
+def test_a_file_instead_of_a_run_is_called_no_folder(tmp_path):
+    (tmp_path / "iris.csv").write_text("a,b\n")
+    with pytest.raises(CheckpointError, match="iris.csv' is not a folder: expected the output"):
+        read_manifest(tmp_path / "iris.csv")

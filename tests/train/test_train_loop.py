@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from chop import MaseGraph
 from chop.data import get_tokenized_dataset, load_dataset
 from chop.errors import ConfigError
 from chop.models import load_model
@@ -190,3 +191,29 @@ def test_large_logits_are_accumulated_over_parts_of_a_step(monkeypatch):
     assert parts == pytest.approx(whole, rel=1e-4)
     for x, y in zip(found, expected, strict=True):
         torch.testing.assert_close(x, y, atol=1e-4, rtol=0)  # a tenth of a step
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"epochs": -1}, "epochs: expected a whole number, 0 or more, got -1"),
+        ({"epochs": 1.5}, "epochs: .* got 1.5"),
+        ({"lr": float("nan")}, "lr: expected a finite number, 0 or more, got nan"),
+        ({"batch_size": 2.5}, "batch_size: expected a whole number, 1 or more, got 2.5"),
+        ({"warmup": 3}, "warmup: expected a share of the steps, 0 to 1, got 3"),
+        ({"max_grad_norm": -1}, "max_grad_norm: expected more than 0"),
+    ],
+)
+def test_numbers_out_of_range_are_refused_before_training(settings, message):
+    net = nn.Linear(4, 2)
+    before = copy.deepcopy(net.state_dict())
+    with pytest.raises(ConfigError, match=message):
+        fit(net, (torch.ones(6, 4), torch.tensor([0, 1] * 3)), **settings)
+    assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
+
+
+@pytest.mark.parametrize("use", [fit, evaluate])
+def test_a_graph_instead_of_its_model_is_one_sentence(use):
+    graph = MaseGraph(nn.Sequential(nn.Linear(4, 2)))
+    with pytest.raises(ConfigError, match=r"got MaseGraph; pass its attribute model"):
+        use(graph, (torch.ones(6, 4), torch.tensor([0, 1] * 3)))

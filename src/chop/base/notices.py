@@ -6,7 +6,7 @@ import contextlib
 import logging
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
@@ -119,6 +119,22 @@ def collected_assumptions() -> Iterator[list[Assumption]]:
         yield assumptions
     finally:
         _assumed.reset(token)
+
+
+def current_assumptions() -> Sequence[Assumption]:
+    """Returns the assumptions that the running job has recorded so far."""
+    lists = _assumed.get()
+    return lists[0] if lists else ()
+
+
+def in_words(assumptions: Iterable[Assumption]) -> str:
+    """Returns general assumptions as the end of an error message; without any, "".
+
+    >>> in_words([Assumption("Classes are numbered in this order: a, b.")])
+    ' Assumed: Classes are numbered in this order: a, b.'
+    """
+    texts = [each.text.rstrip(".") for each in assumptions if not each.about]
+    return "".join(f" Assumed: {text}." for text in texts)
 
 
 def forget_assumptions(about: str) -> None:

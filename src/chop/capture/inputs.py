@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -15,6 +16,30 @@ from chop.errors import CaptureError, ConfigError, did_you_mean
 BATCH = 3
 LENGTH = 14
 """Sizes of the examples, distinct from each other and from one so that they cannot be confused."""
+
+
+def check_example(example: object, where: str) -> None:
+    """Checks that example inputs are tensors by name; values other than arrays are not checked.
+
+    Raises:
+        ConfigError: if they are not a mapping, or an input is a NumPy array.
+
+    >>> check_example([1], "dummy_in")
+    Traceback (most recent call last):
+    chop.errors.ConfigError: dummy_in: expected a mapping of inputs by parameter name, such as \
+{'x': tensor}, got list.
+    """
+    if not isinstance(example, Mapping):
+        raise ConfigError(
+            f"{where}: expected a mapping of inputs by parameter name, such as {{'x': tensor}}, "
+            f"got {type(example).__name__}."
+        )
+    for name, value in example.items():
+        if isinstance(value, np.ndarray):
+            raise ConfigError(
+                f"{where}[{name!r}]: expected a tensor, got a NumPy array; convert it with "
+                "torch.from_numpy, to the model's dtype."
+            )
 
 
 def dummy_inputs(

@@ -21,6 +21,7 @@ LEAST_SUSPICIOUS = 10
 """Class count below which half as many classes as rows are plausible."""
 
 
+@without_bars()
 def class_names(splits: DatasetDict) -> list[str] | None:
     """Returns class names in the order of their numbers. Text labels are sorted alphabetically.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -93,9 +94,14 @@ def load_dataset(
     """
     if limit is not None and limit < 1:
         raise ConfigError(f"limit: expected at least one row, got {limit}.")
+    if not isinstance(name_or_path, str | os.PathLike | dict):
+        raise ConfigError(
+            "data set: expected a name, a path or a datasets.DatasetDict, got "
+            f"{'None' if name_or_path is None else type(name_or_path).__name__}."
+        )
     if isinstance(name_or_path, dict):
         given = _with_label(name_or_path, label)
-        return _shorten(_train_and_test(given, "as given", labeled), limit)
+        return _shorten(_train_and_test(given, "as given", labeled, label), limit)
     name = str(name_or_path)
     builtin = builtin_dataset(name)
     report_choice(name, _BUILT_IN, "data set", builtin)
@@ -107,7 +113,7 @@ def load_dataset(
     else:
         check_is_there(name)
         splits = _from_hub(name)
-    return _shorten(_train_and_test(_with_label(splits, label), name, labeled), limit)
+    return _shorten(_train_and_test(_with_label(splits, label), name, labeled, label), limit)
 
 
 def _read_path(path: Path) -> DatasetDict:
@@ -297,11 +303,13 @@ def _unlabeled_rows(split: Dataset, column: str | None = None) -> int:
     return int(blank)
 
 
-def _check_labels(splits: Mapping[str, Dataset], unlabeled: Mapping[str, int], name: str) -> None:
+def _check_labels(
+    splits: Mapping[str, Dataset], unlabeled: Mapping[str, int], name: str, label: str | None
+) -> None:
     """Raises ConfigError if only some rows of a split have a label."""
     for key in SPLITS:
         if key in splits and unlabeled[key]:
-            column = label_column(splits[key].column_names)
+            column = label or label_column(splits[key].column_names)
             raise ConfigError(
                 f"data set '{name}': {unlabeled[key]} of {len(splits[key])} rows of the split "
                 f"'{key}' have no label in the column '{column}'; fill them in or remove these "
@@ -328,7 +336,9 @@ def _without_label(splits: DatasetDict, name: str) -> str:
     )
 
 
-def _train_and_test(splits: DatasetDict, name: str, needs_labels: bool = True) -> DatasetDict:
+def _train_and_test(
+    splits: DatasetDict, name: str, needs_labels: bool = True, label: str | None = None
+) -> DatasetDict:
     from datasets import DatasetDict
 
     # What a folder of save_to_disk holds is read by now, and not before.
@@ -343,7 +353,7 @@ def _train_and_test(splits: DatasetDict, name: str, needs_labels: bool = True) -
             f"data set '{name}' has no labeled split 'train': found {sorted(splits)}; number "
             "labels from 0."
         )
-    _check_labels(labeled, unlabeled, name)
+    _check_labels(labeled, unlabeled, name, label)
     if "test" in labeled:
         return DatasetDict({key: labeled[key] for key in SPLITS if key in labeled})
     if "validation" in labeled:

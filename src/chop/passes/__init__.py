@@ -1,6 +1,7 @@
 """Graph passes, one per file. `PASSES` contains those with settings."""
 
 import importlib
+import sys
 
 from chop.passes import module
 from chop.passes.analysis.add_common_metadata import add_common_metadata_analysis_pass
@@ -83,7 +84,8 @@ globals().update(missing_passes())
 def __getattr__(name: str) -> GraphPass:
     """Returns a pass that was added by another package or by the program."""
     if name.startswith("__") or name not in PASSES:
-        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+        message = f"module '{__name__}' has no attribute '{name}'"
+        raise AttributeError(message, name=name, obj=sys.modules[__name__])
     return PASSES[name]
 
 

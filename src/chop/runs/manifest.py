@@ -157,7 +157,7 @@ def read_manifest(folder: str | Path) -> Manifest:
         path = latest(folder / MANIFEST)
         try:
             document = read_json(path, "manifest")
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             lacks = f"has no {MANIFEST}" if folder.is_dir() else "is not a folder"
             raise CheckpointError(
                 f"'{folder}' {lacks}: expected the output folder of a chop command."

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from chop.base.files import atomic_file
+from chop.base.installed import how_to_get
 from chop.errors import ChopError, ConfigError, UnavailableError
 from chop.search.reading import find_storage, read_ledger, study_names
 
@@ -118,7 +119,7 @@ def _server() -> Callable[..., None]:
         from optuna_dashboard import run_server
     except ImportError:
         raise UnavailableError(
-            "the dashboard is not installed: pip install 'mase-chop[dashboard]'."
+            f"the dashboard is not installed: {how_to_get('dashboard')}."
         ) from None
     server: Callable[..., None] = run_server
     return server

@@ -14,7 +14,6 @@ import shutil
 import sqlite3
 import weakref
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,7 @@ from chop.base.files import atomic_new_file
 from chop.base.files.library_errors import library_errors
 from chop.base.files.reading import open_regular
 from chop.base.files.temporary import scratch_folder
+from chop.base.installed import require
 from chop.base.tables import printable
 from chop.errors import ChopError, UnavailableError, WriteError
 from chop.search.location import MEMORY, list_secrets, storage_file, without_password
@@ -86,8 +86,7 @@ def open_engine(url: str, *, create: bool = True, read_only: bool = False) -> sa
 def _server_engine(url: str, read_only: bool) -> sa.Engine:
     import sqlalchemy as sa
 
-    if find_spec("psycopg") is None:
-        raise UnavailableError("PostgreSQL needs a driver: pip install 'mase-chop[postgres]'.")
+    require("a PostgreSQL storage", "psycopg", extra="postgres")
     given = sa.make_url(url).query
     options = {"connect_timeout": given.get("connect_timeout", CONNECT_SECONDS)}
     if read_only:

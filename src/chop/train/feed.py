@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from chop.captured.wrappers import check_is_module
 from chop.errors import ConfigError
 from chop.train.model_io import LABELS, fed_columns, read_answers
 from chop.train.rows import Rows, padding_token, read_rows, task_for
@@ -45,8 +46,8 @@ class Feed:
         task: task of the model; default, inferred from the labels.
         device: device of the batches; default, the model's.
     Raises:
-        ConfigError: if no column matches an input of the model, there are no rows, the labels do
-            not fit the task, or the batch size is below 1.
+        ConfigError: if the model is no module, no column matches an input of it, there are no rows,
+            the labels do not fit the task, or the batch size is below 1.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Feed:
         task: str | Task | None = None,
         device: str | torch.device | None = None,
     ) -> None:
+        check_is_module(model, "model")
         asked = None if task is None else find_task(task)
         self.rows = read_rows(rows, asked)
         self.task = task_for(asked, self.rows)

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -85,8 +86,9 @@ def fit(
             mapping of its fields. Rows then need no labels.
     Returns: the mean loss of each epoch. The mode (`train`, `eval`) of each module is restored.
     Raises:
-        ConfigError: if columns are wrong, the schedule or task is unknown, labels do not fit the
-            task, no parameter is trainable, or a teacher does not fit.
+        ConfigError: if a number is out of range, columns are wrong, the schedule or task is
+            unknown, labels do not fit the task, no parameter is trainable, or a teacher does not
+            fit.
 
     Example:
         >>> X = torch.randn(64, 2)
@@ -95,6 +97,7 @@ def fit(
         True
     """
     check_known(schedule, SCHEDULES, "unknown schedule")
+    _check_numbers(epochs, lr, batch_size, warmup, max_grad_norm)
     settings = Distillation.read(distill)
     rows = take_split(dataset, "train")
     feed, has_labels = labeled_feed(model, rows, batch_size, task, device, settings)
@@ -125,6 +128,23 @@ def fit(
                 optimizer.zero_grad()
             losses.append(total.item() / len(feed.rows))
     return losses
+
+
+def _check_numbers(
+    epochs: int, lr: float, batch_size: int, warmup: float, max_grad_norm: float
+) -> None:
+    """Raises ConfigError for numbers that torch would reject in other words, or train with."""
+    whole, more = "a whole number, {} or more", "a finite number, 0 or more"
+    checks = (
+        ("epochs", epochs, isinstance(epochs, Integral) and epochs >= 0, whole.format(0)),
+        ("lr", lr, 0 <= lr < math.inf, more),
+        ("batch_size", batch_size, isinstance(batch_size, Integral), whole.format(1)),
+        ("warmup", warmup, 0 <= warmup <= 1, "a share of the steps, 0 to 1"),
+        ("max_grad_norm", max_grad_norm, max_grad_norm > 0, "more than 0; math.inf for no limit"),
+    )
+    for name, value, is_valid, expected in checks:
+        if not is_valid:
+            raise ConfigError(f"{name}: expected {expected}, got {value!r:.40}.")
 
 
 def fit_and_report(

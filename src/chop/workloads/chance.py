@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from rich.console import Console
 from torch import Tensor
 
-from chop.base.notices import assume
+from chop.base.notices import assume, in_words
 from chop.errors import ConfigError
 from chop.models.own import describe_drawn_weights
 from chop.train.evaluator import Evaluator
@@ -173,9 +173,7 @@ def _way_out(workload: Workload, config: WorkloadConfig) -> str:
         )
     if workload.task.name == "regression":
         scaling += " (--label-mean and --label-std for labels that were standardized for training)"
-    assumed = [each.text.rstrip(".") for each in workload.assumptions if not each.about]
     return rare + (
         f"Check the weights, the labels and the preprocessing{scaling}, provide more rows, or "
-        "train the model (--train-epochs); --force continues."
-        + "".join(f" Assumed: {text}." for text in assumed)
+        "train the model (--train-epochs); --force continues." + in_words(workload.assumptions)
     )

@@ -42,6 +42,8 @@ class Pictures:
     def __str__(self) -> str:
         size = self.size or self.info.image_size
         size_text = "" if size is None else f" of {' x '.join(map(str, size))}"
+        if size is not None and self.size is None and self.info.name not in DATASETS:
+            size_text += ", the size of the first one"
         mean, std = (
             _format_values(values) for values in (self.info.pixel_mean, self.info.pixel_std)
         )

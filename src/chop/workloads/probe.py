@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from chop.base.notices import assume
+from chop.base.notices import assume, current_assumptions, in_words
 from chop.errors import SURE, ChopError, ConfigError, enumerate_names, first_line
 from chop.models import reason_of_user_code
 from chop.train import Rows, Task
@@ -69,6 +69,7 @@ def check_forward(model: nn.Module, rows: Rows, name: str, dataset: str) -> None
             f"'{name}' cannot take rows of '{dataset}', {_listed(inputs)}: {reason} "
             f"The model is called with only these columns, in these shapes and types"
             f"{pictures if 'pixel_values' in rows.columns else ''}.{skipped}"
+            f"{in_words(current_assumptions())}"
         ) from error
 
 

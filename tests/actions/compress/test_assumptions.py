@@ -17,11 +17,14 @@ from chop.actions.compress.job import CompressConfig, compress
 from chop.actions.compress.table import Candidate, Row
 from chop.actions.emit.lower import LowerConfig, lower
 from chop.base.notices import collected_assumptions
+from chop.data import load_dataset
+from chop.data.catalogue import describe_dataset
 from chop.errors import ConfigError
 from chop.report.document import read_document
 from chop.train import fit
 from chop.train.intervals import Score
 from chop.workloads.load import load_workload
+from chop.workloads.pictures import get_preprocessing
 from chop.workloads.settings import WorkloadConfig
 from chop.workloads.workload import Workload
 
@@ -226,3 +229,18 @@ def test_shapes_are_in_the_message(files):
         load_workload(WorkloadConfig(model="net.py:Net", weights="wide.pt", dataset="train.csv"))
     expected = "of another shape fc.weight (fc.weight (3, 4) in the file, (2, 4) in the model)."
     assert str(stop.value).endswith(expected)
+
+
+def test_the_size_of_the_first_image_is_an_assumption(tmp_path):
+    (tmp_path / "net.py").write_text(NET)
+    for number in range(8):
+        folder = tmp_path / "images" / "ab"[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        size = (4, 4) if number else (6, 4)
+        Image.fromarray(np.full(size, 9, np.uint8)).save(folder / f"{number}.png")
+    info = describe_dataset("images", load_dataset(tmp_path / "images"))
+    config = WorkloadConfig(model="net", dataset="images")
+    text = str(get_preprocessing(config, nn.Linear(1, 1), info))
+    assert "the size of the first one" in text
+    fixed = replace(config, image_size=(9,))
+    assert "first" not in str(get_preprocessing(fixed, nn.Linear(1, 1), info))

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from chop.capture import capture, dummy_inputs
+from chop.capture.inputs import check_example
 from chop.captured.huggingface.cache_names import names_without_cache, requests_cache
 from chop.captured.module import CapturedModule
 from chop.captured.state.preserve_state import preserve_state
@@ -70,6 +71,7 @@ class ProvisionalCapture:
         Raises:
             GraphError: if a new graph is needed and passes have changed the old one.
         """
+        check_example(dummy_in, "dummy_in")
         given = {name: value for name, value in dummy_in.items() if name not in self.fixed}
         reason = None if made is None else self._explain_mismatch(made, given)
         if made is not None and reason is None:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from torch import fx, nn
 
 from chop.base.files import Picture
+from chop.capture.inputs import check_example
 from chop.captured.module import CapturedModule
 from chop.captured.nodes.modes import mode_paths, settle
 from chop.captured.overrides import why_not_copyable
@@ -117,6 +118,7 @@ class MaseGraph:
             GraphError: if the graph does not fit the example and cannot be captured again, because
                 its inputs were not guessed or it has been changed since.
         """
+        check_example(dummy_in, "dummy_in")
         given = {name: value for name, value in dummy_in.items() if value is not None}
         if self._guess is None:
             reason = explain_mismatch(self._model, given)

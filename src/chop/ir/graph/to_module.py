@@ -210,7 +210,7 @@ def _original(captured: CapturedModule, like: nn.Module | None) -> Original:
     name = captured.record.class_name
     if like is not None:
         if type(like).__name__ != name:
-            raise GraphError(f"to_module: expected a {name} as like, got a {type(like).__name__}.")
+            raise GraphError(f"to_module: like: expected {name}, got {type(like).__name__}.")
         return _get_original(like, captured)
     if original is not None:
         return original

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 from torch import Tensor
 
-from chop.errors import ConfigError, check_known, did_you_mean
+from chop.errors import ConfigError, check_known, did_you_mean, enumerate_names
 from chop.formats import (
     Integer,
     Log,
@@ -37,6 +37,8 @@ Ranges = Mapping[str, Sequence[Any]]
 DERIVED_FIELDS = ("frac_width", "exponent_bias")
 WITH_BIAS = (Log, MinifloatDenorm, MinifloatIEEE)
 """Formats whose bias shifts the range of a whole tensor."""
+MAX_NAMED = 5
+"""Maximum number of formats that a message names."""
 MAX_SAMPLES = 2**16
 SATURATING = 4
 """Number of binades beyond the largest magnitude in the search for the least squared error."""
@@ -79,7 +81,12 @@ def format_candidates(
     if unused:
         known = {name for given in formats for name in get_fields(given)}
         name = min(unused)
-        raise ConfigError(f"ranges: no format has a field '{name}': {did_you_mean(name, known)}")
+        names = [given if isinstance(given, str) else given.label for given in formats]
+        listed = enumerate_names(names, MAX_NAMED)
+        raise ConfigError(
+            f"ranges: no field '{name}' in the searched formats ({listed}): "
+            f"{did_you_mean(name, known)}"
+        )
     if not candidates:
         raise ConfigError("formats: expected at least one.")
     return {

@@ -13,7 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chop.errors import ConfigError, UnavailableError
+from chop.base.installed import require
+from chop.errors import ConfigError
 from chop.report.document import PageTable, page_table
 from chop.report.page.page import environment, picture
 from chop.report.report import Table, say
@@ -73,12 +74,9 @@ def serve(folder: Path, port: int, open_browser: bool) -> None:
         raise ConfigError(
             f"'{folder}' is not a folder: expected a folder that contains run folders of chop."
         )
-    try:
-        import uvicorn
-    except ImportError:
-        raise UnavailableError(
-            "chop ui needs starlette and uvicorn: pip install 'mase-chop[ui]'."
-        ) from None
+    require("chop ui", "starlette", "uvicorn", extra="ui")
+    import uvicorn
+
     listener = _listener(port)
     token = new_token()
     url = f"http://{HOST}:{listener.getsockname()[1]}/?{TOKEN}={token}"
