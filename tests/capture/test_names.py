@@ -199,3 +199,21 @@ def test_modules_that_the_graph_adds_do_not_take_the_place_of_the_models_own() -
         torch.manual_seed(0)
         assert torch.equal(captured.train(train)(x), expected)
     assert captured.state_dict().keys() == model.state_dict().keys()
+
+
+class Argument(nn.Module):
+    """A model with inputs of the names that a recorder gives its own arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 2)
+
+    def forward(self, module: Tensor, function: Tensor) -> Tensor:
+        return self.fc(module) + function
+
+
+def test_inputs_have_any_names() -> None:
+    model = Argument()
+    given = {"module": torch.ones(3, 4), "function": torch.ones(3, 2)}
+    mg = MaseGraph(model, dummy_in=given)
+    torch.testing.assert_close(mg.model(**given), model(**given))

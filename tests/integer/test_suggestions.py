@@ -43,6 +43,7 @@ class Body(nn.Module):
         self.register_buffer("shift", torch.rand(4))
         self.slope = nn.Parameter(torch.rand(4))
         self.prelu = nn.PReLU()
+        self.lstm, self.gru = nn.LSTM(4, 4, batch_first=True), nn.GRU(4, 4, batch_first=True)
 
     def forward(self, x):
         return self.last(self.then(self, self.fc(x)))
@@ -91,10 +92,13 @@ def test_rewrites_compute_what_they_replace():
         torch.testing.assert_close(rewritten(model, h), refused(model, h))
 
 
+@pytest.mark.filterwarnings("ignore:.*stay float")
 @pytest.mark.parametrize(
     "refused, way",
     [
         (lambda m, h: h.exp(), "under 'Components' in docs/guide/circuit.md"),
+        (lambda m, h: m.lstm(h[None])[0][0], "write the gates as linear layers"),
+        (lambda m, h: m.gru(h[None])[0][0], "write the gates as linear layers"),
         (lambda m, h: h.sort(-1)[0], "return the scores, and sort them in the program"),
         (lambda m, h: nn.functional.log_softmax(h, -1), "return the scores, and log_softmax them"),
     ],
@@ -110,6 +114,36 @@ class Branches(nn.Linear):
     def forward(self, x):
         h = super().forward(x)
         return h * h if h.sum() > 0 else h
+
+
+class Activated(nn.Module):
+    """An activation behind what `first` computes, and a layer that reads it."""
+
+    def __init__(self, activation, first):
+        super().__init__()
+        self.fc, self.last = nn.Linear(64, 64), nn.Linear(64, 2)
+        with torch.no_grad():
+            self.fc.weight.mul_(8)  # more than 2^16 sums
+        self.activation, self.first = activation, first
+        self.register_buffer("zeros", torch.zeros(64))
+
+    def forward(self, x):
+        return self.last(self.activation(self.first(self, x)))
+
+
+@pytest.mark.parametrize(
+    "first", [lambda m, x: x, lambda m, x: m.fc(x), lambda m, x: torch.tanh(x)]
+)
+@pytest.mark.parametrize(
+    "activation", [nn.LeakyReLU(0.25), nn.Hardtanh(0.0, 0.5), nn.ReLU6(), nn.ELU()]
+)
+def test_an_activation_without_a_format_reads_a_sum_with_zeros(activation, first):
+    torch.manual_seed(0)
+    x = torch.rand(5, 64)
+    with pytest.raises(ConfigError, match="has no format, .* add a buffer of zeros to its input"):
+        lowered(Activated(activation, first), {"x": x})
+    integer = lowered(Activated(activation, lambda m, x: first(m, x) + m.zeros), {"x": x})
+    assert emit(integer).interval >= 1
 
 
 @pytest.mark.filterwarnings("ignore:capture of Branches")

@@ -22,6 +22,7 @@ from chop.integer.folding import Folded
 from chop.integer.grids import AnyGrid, Grids, grid_text, holds, requantizer
 from chop.integer.masks import proven_mask
 from chop.integer.steps import Codes, Step
+from chop.integer.suggestions import ROUNDED_AHEAD
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import Kind
 from chop.nn.integer import (
@@ -42,6 +43,7 @@ from chop.nn.integer import (
     Table,
 )
 from chop.nn.integer.mask import KeptKeys
+from chop.nn.integer.table import exceeds_table
 from chop.nn.quantized import QuantizedOperator, QuantScaledDotProductAttention
 
 FINE_BITS = 40
@@ -297,7 +299,7 @@ class GraphLowering:
     def _table(self, node: fx.Node, grid: Grid | None) -> Codes:
         """Returns a function table with a reader's grid, or the finest steps that int64 allows."""
         bound = bind(self.mg, node, self.folded)
-        read = self._read(bound.inputs[0], bound.operands[0], bound)
+        read = self._index(node, bound)
         chosen = grid or Table.fine_grid(bound.unrounded, read.proven, FINE_BITS)
         table = Table.of(bound.unrounded, read.proven, chosen)
         result = self.call(node, table, (read,), f"_to_{grid_text(chosen)}")
@@ -309,6 +311,22 @@ class GraphLowering:
         else:
             step.readers.append((result.node, grid))
         return result
+
+    def _index(self, node: fx.Node, bound: BoundCall) -> Codes:
+        """Returns the codes that select the entries of a function table."""
+        (source, *_), (operand, *_) = bound.inputs, bound.operands
+        module = bound.module
+        if module is None or operand is None or self.grids.of(module, operand) is None:
+            real = self._scaled_input(source) or self.unrounded_input(source)
+            if real is not None or exceeds_table(self._read(source, operand, bound).proven):
+                given = (
+                    "real numbers" if real is not None else "more codes than a table has entries"
+                )
+                raise ConfigError(
+                    f"'{node.name}' ({self.mg.operator(node).name}) has no format, and its input "
+                    f"has {given}; {ROUNDED_AHEAD}"
+                )
+        return self._read(source, operand, bound)
 
     def dtype(self, node: fx.Node) -> torch.dtype:
         """Returns the dtype of a node's result in the quantized graph."""

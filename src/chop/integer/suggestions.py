@@ -23,6 +23,10 @@ REST = (
     "use the operators under 'Components' in docs/guide/circuit.md instead, or leave "
     "operators after the last layer to the program that reads its results"
 )
+ROUNDED_AHEAD = (
+    "add a buffer of zeros to its input, x + self.zeros, because sums have a format, or use an "
+    "activation with a format, such as relu, gelu, silu or tanh"
+)
 OTHER_NORM = "replace it with an nn.BatchNorm2d and retrain"
 RETURN = "return the scores, and {name} them in the program that reads them"
 REWRITES: Mapping[str, str] = MappingProxyType(
@@ -37,6 +41,8 @@ REWRITES: Mapping[str, str] = MappingProxyType(
         "pad": "pad an image by padding= of the convolution that reads it",
         "amax": "write the maximum of each image channel as nn.MaxPool2d of the image size",
         "expand_as": "write expand_as as expand with explicit sizes",
+        "lstm": "write the gates as linear layers, sigmoid, tanh and products, unrolled over time",
+        "gru": "write the gates as linear layers, sigmoid, tanh and products, unrolled over time",
         "group_norm": OTHER_NORM,
         "instancenorm2d": OTHER_NORM,
         "instance_norm": OTHER_NORM,

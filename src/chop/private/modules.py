@@ -122,7 +122,7 @@ def wrapped_by_compile(wrapper: Any) -> nn.Module:
     return module
 
 
-def call_uncompiled(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def call_uncompiled(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     """Calls a module without the code compiled by `module.compile()`."""
     return module._call_impl(*args, **kwargs)
 

@@ -76,6 +76,13 @@ def test_each_pin_needs_a_site(suffix, tmp_path):
         board.check_pins(pins(tmp_path, suffix), WRAPPED)
 
 
+@pytest.mark.parametrize("suffix", ["lpf", "pcf"])
+def test_two_pins_have_two_sites(suffix, tmp_path):
+    path = pins(tmp_path, suffix, NAMES[:-1], LINES[suffix].format(NAMES[-1], SITES[0]))
+    with pytest.raises(ConfigError, match="the site G2 to 'clk_i' and to 'data_out_0_ready_i'"):
+        board.check_pins(path, PROJECT)
+
+
 @pytest.mark.parametrize("flag", ["-nowarn", "--warn-no-port", "-pullup yes -pullup_resistor 10"])
 def test_constraints_have_the_flags_of_nextpnr_tabs_and_line_ends_of_windows(flag, tmp_path):
     path = tmp_path / "mine.pcf"
@@ -109,7 +116,9 @@ def test_examples_have_all_pins_and_no_site(written):
         example.write_text(text)
         with pytest.raises(ConfigError, match="no site for 'clk_i' and 25 more"):
             board.check_pins(example, PROJECT)
-        example.write_text(re.sub(r"\bSITE(?=\"?;?$)", "A1", text, flags=re.MULTILINE))
+        sites = iter(SITES)
+        place = re.compile(r"\bSITE(?=\"?;?$)", re.MULTILINE)
+        example.write_text(place.sub(lambda _, left=sites: next(left), text))
         board.check_pins(example, PROJECT)
 
 

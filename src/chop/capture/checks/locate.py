@@ -111,7 +111,7 @@ class _EagerResults(TorchFunctionMode):
         """Replaces `autograd.Function.apply` during the run."""
         return self._record_call(original, function, *args, **kwargs)
 
-    def _record_call(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+    def _record_call(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         # Only the outermost call counts: the graph has one node for it.
         if self._inside:
             return function(*args, **kwargs)

@@ -23,7 +23,7 @@ def run_scripts_as_python() -> Iterator[None]:
     """
     compiled = _SCRIPT.__call__
 
-    def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(function: Any, /, *args: Any, **kwargs: Any) -> Any:
         source = python_of_script(function)
         if source is None:
             raise CaptureError(

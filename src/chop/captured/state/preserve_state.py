@@ -28,10 +28,10 @@ def patched_calls(
     function_apply = torch.autograd.Function.__dict__["apply"]
     from_numpy = torch.from_numpy
 
-    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         return call_module(module_call, module, args, kwargs)
 
-    def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+    def apply(cls: type, /, *args: Any, **kwargs: Any) -> Any:
         return call_autograd_function(function_apply.__func__, cls, args, kwargs)
 
     def real_from_numpy(array: Any) -> torch.Tensor:

@@ -17,10 +17,10 @@ SCRIPTS = ("Makefile", "vivado.tcl", "quartus.tcl")
 CLOCKS = ("xdc", "sdc", "lpf")
 """Suffixes of the clock constraints, `TOP.SUFFIX`."""
 _LOCATED = {
-    "lpf": re.compile(r'\bLOCATE\s+COMP\s+"?([^"\s]+)"?\s+SITE\s+"?(?!SITE\b)\w', re.IGNORECASE),
+    "lpf": re.compile(r'\bLOCATE\s+COMP\s+"?([^"\s]+)"?\s+SITE\s+"?(?!SITE\b)(\w+)', re.IGNORECASE),
     "pcf": re.compile(
         r"\bset_io(?:\s+-nowarn|\s+--warn-no-port|\s+-pullup\w*\s+\S+)*"
-        r"\s+([^-\s]\S*)[ \t]+(?!SITE\b)\w"
+        r"\s+([^-\s]\S*)[ \t]+(?!SITE\b)(\w+)"
     ),
 }
 """Pins with a site, by the suffix of the file. `SITE` itself is the placeholder of examples."""
@@ -63,10 +63,10 @@ def check_pins(path: Path, project: Project) -> None:
     """Checks that a file with pin constraints has a site for each pin of a project.
 
     Raises:
-        ConfigError: if a pin has no site, or the file cannot be read.
+        ConfigError: if a pin has no site of its own, or the file cannot be read.
     """
     text = _COMMENT.sub("", _read_pins(path))
-    located = set(_LOCATED[path.suffix[1:]].findall(text))
+    located = dict(_LOCATED[path.suffix[1:]].findall(text))
     pins = pin_names(project)
     missing = [name for name in pins if name not in located]
     if missing:
@@ -76,6 +76,14 @@ def check_pins(path: Path, project: Project) -> None:
             f"{project.outermost}: without pins, chop emit writes an example with all of them, "
             f"{BOARD}/pins{path.suffix}.example."
         )
+    pin_by_site: dict[str, str] = {}
+    for pin in pins:
+        other = pin_by_site.setdefault(located[pin], pin)
+        if other != pin:
+            raise ConfigError(
+                f"pins: '{path}' gives the site {located[pin]} to '{other}' and to '{pin}'; each "
+                "pin needs its own."
+            )
 
 
 def write_board(

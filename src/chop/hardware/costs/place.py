@@ -243,12 +243,14 @@ def _write_route(router: Router, name: str, seed: int, key: str, work: Path, tar
     # A design that misses the target frequency is still a result.
     command += ["--seed", str(seed), "--freq", str(TARGET_MHZ), "--timing-allow-fail"]
     command += ["--report", "report.json", f"--{router.netlist}", "routed.config"]
-    if (work / _pins_name(router)).exists():
+    has_pins = (work / _pins_name(router)).exists()
+    if has_pins:
         command += [f"--{router.pins}", _pins_name(router)]
     # The sandbox of YoWASP can access only its working folder.
     done = run(command, work, PLACE_SECONDS, router.tool)
     if done.returncode or not (work / "report.json").is_file():
-        raise ConfigError(f"the design does not fit {name}: {_reason(done.stdout + done.stderr)}")
+        subject = "the design does not fit" if not has_pins else "the design or its pins do not fit"
+        raise ConfigError(f"{subject} {name}: {_reason(done.stdout + done.stderr)}")
     report = _summary(parse_json((work / "report.json").read_bytes()))
     routed = partial(shutil.copyfile, work / "routed.config")
     cached_file(_cached(key, seed).with_suffix(".config"), routed)

@@ -17,9 +17,14 @@ WIDEST_INDEX = 16
 """Maximum width of a table's index, in bits."""
 
 
+def exceeds_table(read: Edge) -> bool:
+    """Returns whether an edge has more codes than a table has entries."""
+    return read.high - read.low >= 2**WIDEST_INDEX
+
+
 def check_index(where: str, read: Edge) -> None:
     """Raises ConfigError if an edge has more codes than a table."""
-    if read.high - read.low >= 2**WIDEST_INDEX:
+    if exceeds_table(read):
         raise ConfigError(
             f"{where}: inputs from {read.low} to {read.high} exceed the 2^{WIDEST_INDEX} entries "
             "of a table; choose a narrower data_in."
