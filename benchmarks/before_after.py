@@ -1,18 +1,18 @@
-"""Whether a change made anything slower: two source trees, measured in turns.
+"""Speed of two source trees relative to each other, to find what a change made slower.
 
-One process for each tree, each with one thread. Of every case slices of some milliseconds take
-turns (before, after, after, before), so that what slows the machine slows both; their ratios of
-processor time make a median with its 95 % interval (`chop.bench`). Everything is measured by two
-pairs of processes, since where a process has its memory may be worth some percent; cases whose
-interval then reaches above the limit by up to two more, and all their pairs count. Memory is of
-huge pages and stays with the processes when it is freed (Linux with glibc): fresh pages are not
-timed. The same tree given twice has to come out at 1.00; that takes ten minutes on two cores.
+Each tree has a process with one thread. Slices of some milliseconds of each case alternate (before,
+after, after, before), so that a slow machine slows both. The result is the median ratio of
+processor time with its 95 % interval (`chop.bench`). Every case is measured by two pairs of
+processes, because the place of a process in memory can change times by some percent. Cases whose
+interval then reaches above the limit are measured by up to two more pairs. Freed memory stays with
+the processes as huge pages (Linux with glibc), so fresh pages are not timed. The same tree given
+twice has a ratio of 1.00. All cases take ten minutes on two cores.
 
 python benchmarks/before_after.py --before OLD/src --after NEW/src [--only TEXT ...] [--rounds 5]
     [--limit 1.03] [--out runs/before-after] [--list]
 
-Writes `OUT.json` (every reading) and `OUT.md` (the table). The exit status is 1 where a case is
-slower than the limit by its whole interval.
+Writes `OUT.json` (every reading) and `OUT.md` (the table). The exit status is 1 if the whole
+interval of a case is above the limit.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ WORKER = Path(__file__).with_name("before_after_cases.py")
 SLICE_SECONDS = 0.012
 MOST_CALLS = 20_000
 LONG_CASE_SECONDS = 8.0
-"""A case of slow calls has fewer rounds, but at least as many as make an interval."""
+"""Time for slow calls, which have fewer rounds, but at least `LEAST_ROUNDS` for an interval."""
 LEAST_ROUNDS = 3
 LEAST_PASSES, PASSES = 2, 4
 FIXED = {
     "HF_HUB_OFFLINE": "1",
     "PYTHONHASHSEED": "0",
-    # Huge pages, kept when freed: a tensor's place in memory decides less of its time.
+    # With huge pages that stay allocated, times depend less on the place of a tensor in memory.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432"
     ":glibc.malloc.trim_threshold=2147483647",
 }
@@ -61,7 +61,7 @@ class Tree:
         source: a folder with the package `chop`.
 
     Attributes:
-        told: its cases, and where its `chop` and its compiled loops are.
+        contents: its cases, and the paths of its `chop` and of its compiled loops.
     """
 
     def __init__(self, source: Path) -> None:
@@ -73,18 +73,18 @@ class Tree:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=_surroundings(self.source),
+            env=_environment(self.source),
         )
-        self.told = self.ask("list")
+        self.contents = self.ask("list")
 
     def ask(self, do: str, **request: Any) -> dict[str, Any]:
-        """The answer to a request."""
+        """Returns the answer to a request."""
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(json.dumps({"do": do, **request}) + "\n")
         self.process.stdin.flush()
         line = self.process.stdout.readline()
         if not line:
-            raise SystemExit(f"the process of '{self.source}' has ended; see its last words above.")
+            raise SystemExit(f"the process of '{self.source}' has ended; its error is above.")
         return json.loads(line)
 
     def __enter__(self) -> Tree:
@@ -95,7 +95,7 @@ class Tree:
         self.process.wait()
 
 
-def _surroundings(source: Path) -> dict[str, str]:
+def _environment(source: Path) -> dict[str, str]:
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     path = os.pathsep.join([str(source), str(WORKER.parent)])
     return {**os.environ, **threads, "PYTHONPATH": path, **FIXED}
@@ -103,12 +103,12 @@ def _surroundings(source: Path) -> dict[str, str]:
 
 @dataclass
 class Measured:
-    """A case.
+    """Times of a case.
 
     Attributes:
-        case: its name.
-        before, after: seconds of one call, in the order in which they were taken in pairs.
-        error: why there are none.
+        case: name.
+        before, after: seconds of one call, in the order of the pairs.
+        error: reason for missing times.
     """
 
     case: str
@@ -118,17 +118,17 @@ class Measured:
 
     @property
     def ratio(self) -> Interval:
-        """Of times, after by before: above 1 is slower."""
+        """Ratio of times, after / before: above 1 is slower."""
         return paired_ratio(self.after, self.before) if self.after else Interval(math.nan)
 
     @property
     def group(self) -> str:
-        """What comes before the colon."""
+        """Part of the name before the colon."""
         return self.case.partition(":")[0]
 
 
 def measure(measured: Measured, trees: tuple[Tree, Tree], rounds: int) -> None:
-    """Adds pairs: two in each round."""
+    """Adds two pairs of times in each round."""
     prepared = [tree.ask("prepare", case=measured.case) for tree in trees]
     errors = [answer["error"] for answer in prepared if "error" in answer]
     if errors:
@@ -145,7 +145,7 @@ def measure(measured: Measured, trees: tuple[Tree, Tree], rounds: int) -> None:
 
 
 def verdict(ratio: Interval, limit: float) -> str:
-    """What the interval says of the limit."""
+    """Compares an interval with the limit."""
     if math.isnan(ratio.median):
         return "not measured"
     if ratio.low > limit:
@@ -155,18 +155,20 @@ def verdict(ratio: Interval, limit: float) -> str:
 
 @contextmanager
 def both(before: Path, after: Path) -> Iterator[tuple[Tree, Tree]]:
-    """New processes of both trees."""
+    """Starts new processes of both trees."""
     with Tree(before) as first, Tree(after) as second:
         for tree in (first, second):
-            if not Path(tree.told["chop"]).is_relative_to(tree.source):
-                raise SystemExit(f"expected chop of '{tree.source}', got '{tree.told['chop']}'.")
+            if not Path(tree.contents["chop"]).is_relative_to(tree.source):
+                raise SystemExit(
+                    f"expected chop of '{tree.source}', got '{tree.contents['chop']}'."
+                )
         yield first, second
 
 
 def compare(
     found: Sequence[Measured], before: Path, after: Path, rounds: int, limit: float
 ) -> None:
-    """Measures every case, and those that are not within the limit at greater length."""
+    """Measures every case, and those that are not within the limit again."""
     for number in range(1, PASSES + 1):
         is_sure = [number > LEAST_PASSES and verdict(m.ratio, limit) == "within" for m in found]
         left = [m for m, sure in zip(found, is_sure, strict=True) if not (sure or m.error)]
@@ -180,7 +182,7 @@ def compare(
 
 
 def get_row(measured: Measured, limit: float) -> dict[str, str]:
-    """Of the table."""
+    """Returns the row of a case."""
     ratio, has_any = measured.ratio, bool(measured.before)
     median = [
         torch.tensor(times, dtype=torch.float64).median().item() if has_any else None
@@ -198,7 +200,7 @@ def get_row(measured: Measured, limit: float) -> dict[str, str]:
 
 
 def summary(found: Sequence[Measured], limit: float) -> list[dict[str, str]]:
-    """Of each group the geometric mean of its medians, and the slowest."""
+    """Returns the geometric mean of the medians and the slowest case of each group."""
     groups: dict[str, list[Measured]] = defaultdict(list)
     for measured in found:
         if measured.before:
@@ -222,7 +224,7 @@ def summary(found: Sequence[Measured], limit: float) -> list[dict[str, str]]:
 
 
 def write(out: Path, found: Sequence[Measured], about: dict[str, Any], limit: float) -> None:
-    """The table and every reading."""
+    """Writes the tables and every reading."""
     out.parent.mkdir(parents=True, exist_ok=True)
     cases = [{**asdict(m), "ratio": asdict(m.ratio)} for m in found]
     document = {**about, "limit": limit, "cases": cases}
@@ -232,27 +234,32 @@ def write(out: Path, found: Sequence[Measured], about: dict[str, Any], limit: fl
 
 
 def main() -> None:
-    """The command line."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--before", type=Path, required=True, help="the folder src of one tree")
-    parser.add_argument("--after", type=Path, required=True, help="that of the other")
-    parser.add_argument("--only", nargs="*", default=[], help="cases whose name contains one of")
+    parser.add_argument("--before", type=Path, required=True, help="folder src of the old tree")
+    parser.add_argument("--after", type=Path, required=True, help="folder src of the new tree")
     parser.add_argument(
-        "--rounds", type=int, default=5, help="of four slices, for each pair of processes"
+        "--only",
+        nargs="*",
+        default=[],
+        help="texts; only cases whose names contain one are measured",
     )
-    parser.add_argument("--limit", type=float, default=1.03, help="the largest ratio that passes")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="rounds of four slices for each pair of processes"
+    )
+    parser.add_argument("--limit", type=float, default=1.03, help="largest ratio that passes")
     parser.add_argument("--out", type=Path, default=Path("runs/before-after"))
-    parser.add_argument("--list", action="store_true", help="prints the cases' names alone")
+    parser.add_argument("--list", action="store_true", help="only prints the names of the cases")
     options = parser.parse_args()
     with both(options.before, options.after) as trees:
-        told = [tree.told for tree in trees]
-    chosen = [n for n in told[0].pop("cases") if any(o in n for o in options.only or [""])]
+        contents = [tree.contents for tree in trees]
+    chosen = [n for n in contents[0].pop("cases") if any(o in n for o in options.only or [""])]
     if options.list:
         print("\n".join(chosen))
         return
     found = [Measured(name) for name in chosen]
     compare(found, options.before, options.after, options.rounds, options.limit)
-    about = {"environment": environment(torch.device("cpu"), 1), "trees": told}
+    about = {"environment": environment(torch.device("cpu"), 1), "trees": contents}
     write(options.out, found, about, options.limit)
     print("\n" + markdown_table(summary(found, options.limit)))
     sys.exit(any(verdict(m.ratio, options.limit) == "SLOWER" for m in found))

@@ -121,6 +121,25 @@ def test_a_pass_that_takes_unknown_keys_is_named(mg):
         check_pass("lax_analysis_pass", mg, INPUTS)
 
 
+@pytest.mark.parametrize(
+    ("name", "inputs", "message"),
+    [
+        (passes.quantize_transform_pass, INPUTS, "expected the name of a pass, got <function"),
+        ("count_analysis_pass", {"x": 1}, "law 'the graph takes the inputs': GuardError"),
+    ],
+)
+def test_a_wrong_call_of_the_check_does_not_accuse_the_pass(name, inputs, message, mg):
+    @graph_pass(config=NoConfig)
+    def count_analysis_pass(graph, config):
+        return {}
+
+    try:
+        with pytest.raises(AssertionError, match=message):
+            check_pass(name, mg, inputs)
+    finally:
+        del PASSES["count_analysis_pass"]
+
+
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["random", "grid", "sensitivity", "tpe", "nsga2"])
 def test_samplers_of_chop_obey(name):

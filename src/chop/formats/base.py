@@ -41,6 +41,7 @@ INPUT_OPERANDS = ("data_in", "weight", "bias")
 """Operands that an operator reads."""
 OPERANDS = (*INPUT_OPERANDS, "data_out")
 """Operands of an operator that can have a format."""
+NAMELESS = "expected a name for configs, such as name: ClassVar[str] = 'my_format'."
 
 
 class NumberFormat(Quantizer):
@@ -77,14 +78,23 @@ class NumberFormat(Quantizer):
         for name in TAKING_TENSORS & vars(cls).keys():
             setattr(cls, name, checking(vars(cls)[name]))
         for name in (cls.name, *cls.aliases) if "name" in vars(cls) else ():
+            if not name.isidentifier():
+                raise ConfigError(
+                    f"number format {cls.__name__}: expected a name of letters, digits and "
+                    f"underscores, because a format is written as name:key=value, got {name!r}."
+                )
             REGISTRY[name] = cls
 
     def __post_init__(self) -> None:
+        if getattr(type(self), "name", None) is None:
+            raise ConfigError(f"number format {type(self).__name__}: {NAMELESS}")
         check_fields(self, self.name)
         self.validate()
         fields = dataclasses.asdict(self)  # type: ignore[call-overload]
         object.__setattr__(self, "key", json.dumps({"name": self.name, **fields}))
         layout = self.layout() if self.is_fitted else None
+        if not isinstance(layout, Layout | None):
+            raise ConfigError(f"{self.name}.layout(): expected a Layout, got {layout!r:.60}.")
         # An infinity is counted by no statistic, but may make its group NaN.
         may_count = self.is_fitted and (layout is None or layout.has_nan)
         object.__setattr__(self, "neutral", 0.0 if may_count else -math.inf)
@@ -123,8 +133,8 @@ class NumberFormat(Quantizer):
         layout = self.layout()
         if layout is None:
             raise NotImplementedError(
-                f"number format {type(self).__name__}: expected a `layout` method, or its own "
-                "`round`, `bits`, `encode`, `decode` and `saturates`."
+                f"number format {type(self).__name__}: expected a `layout` method that returns a "
+                "Layout, or its own `round`, `bits`, `encode`, `decode` and `saturates`."
             )
         return layout
 
@@ -265,6 +275,8 @@ def _format_class(name: str, value: Any) -> type[NumberFormat]:
     """Checks a class that a package declares as the number format `name`."""
     if not (isinstance(value, type) and issubclass(value, NumberFormat)):
         raise REGISTRY.misfit(name, value, "a subclass of NumberFormat")
+    if getattr(value, "name", None) is None:
+        raise ConfigError(f"number format {value.__name__}: {NAMELESS}")
     if name not in (value.name, *value.aliases):
         raise REGISTRY.misname(name, value, value.name)
     return value
@@ -285,7 +297,7 @@ def get_format(name: str | None) -> type[NumberFormat]:
     """Returns the format class of a name; None is the identity format `float`.
 
     Raises:
-        ConfigError: if no format has that name.
+        ConfigError: if no format has that name, or its class is not a frozen dataclass.
     """
     name = "float" if name is None else str(name)
     if name not in REGISTRY:
@@ -298,7 +310,13 @@ def get_format(name: str | None) -> type[NumberFormat]:
             else " To use a format from your own module, pass --import MODULE."
         )
         raise ConfigError(f"unknown number format '{name}': {near}{own}")
-    return REGISTRY[name]
+    kind = REGISTRY[name]
+    if not dataclasses.is_dataclass(kind) or kind.__setattr__ is object.__setattr__:
+        raise ConfigError(
+            f"number format '{name}': expected a frozen dataclass; write @dataclass(frozen=True) "
+            f"above the class {kind.__name__}."
+        )
+    return kind
 
 
 def parse_format(settings: Any, where: str = "format") -> NumberFormat:

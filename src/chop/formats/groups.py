@@ -6,10 +6,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch.nn.functional as F
 from torch import Tensor
+
+from chop.errors import ConfigError
 
 Granularity = Literal["tensor", "channel", "row"]
 """One scale for the tensor, for each index of the first axis, or for each row of the last axis."""
@@ -113,6 +115,11 @@ class Whole(Groups):
     granularity: Granularity
     nominal_size: float = math.inf
 
+    def __post_init__(self) -> None:
+        if self.granularity not in get_args(Granularity):
+            choices = ", ".join(get_args(Granularity))
+            raise ConfigError(f"Whole: expected one of {choices}, got {self.granularity!r}.")
+
     def split(self, x: Tensor) -> Tensor:
         """Returns (groups, elements per group)."""
         return x.reshape(self.count(x.shape), -1) if x.numel() else x.reshape(0, 1)
@@ -160,6 +167,13 @@ class Blocks(Groups):
     sizes: tuple[int, ...]
     dim: int = -1
     skip_first_dim: bool = False
+
+    def __post_init__(self) -> None:
+        is_tuple = isinstance(self.sizes, tuple) and len(self.sizes) > 0
+        if not is_tuple or not all(isinstance(size, int) and size > 0 for size in self.sizes):
+            raise ConfigError(
+                f"Blocks: expected a tuple of positive sizes, such as (32,), got {self.sizes!r}."
+            )
 
     @property
     def nominal_size(self) -> float:  # type: ignore[override]

@@ -15,6 +15,13 @@ from chop.formats.groups import WHOLE_TENSOR, Groups
 from chop.formats.scaling import ConstantScale, LearnedScale, Scaling
 from chop.formats.statistic import LARGEST, Threshold
 
+PARTS: dict[str, tuple[Any, str]] = {
+    "element": (Element, "an Element"),
+    "groups": (Groups, "Groups"),
+    "scaling": (Scaling | None, "a Scaling or None"),
+}
+"""Class of each part of a layout, and its description."""
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -66,6 +73,12 @@ class Layout:
         return self.element.has_zero and statistic in (None, LARGEST)
 
     def __post_init__(self) -> None:
+        for name, (kind, text) in PARTS.items():
+            if not isinstance(part := getattr(self, name), kind):
+                raise ConfigError(f"layout: expected {text} as {name}, got {part!r:.60}.")
+        if not isinstance(getattr(self.element, "width", None), int):
+            name = type(self.element).__name__
+            raise ConfigError(f"layout: {name} has no width, the bits of a code.")
         if self.has_zero_points and not self._can_have_zero_points():
             raise ConfigError(
                 "layout: zero points require elements without a threshold, no levels, and scales "

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from chop.config import Range
 from chop.formats import reference
-from chop.formats.elements import Element
+from chop.formats.elements import LookupTable
 from chop.formats.encoded import Encoded
 from chop.formats.groups import Blocks
 from chop.formats.scaled import ScaledFormat
@@ -40,68 +40,6 @@ NESTED_DECADES = 7
 """Decades of the table of nested scales."""
 FLOAT_BYTES = 4
 LARGEST_FLOAT = torch.finfo(torch.float32).max
-FEW = 16
-"""Numbers up to which a CPU compares values with all of them."""
-
-
-@dataclass(frozen=True)
-class LookupTable(Element):
-    """Any 2^width numbers. Values become the nearest one; of two, the lower one.
-
-    Attributes:
-        table: float32 number of each code, zero included.
-        width: bits per element.
-    """
-
-    table: tuple[float, ...]
-    width: int = 4
-    has_zero = True
-    is_mirrored: ClassVar[bool] = False
-
-    @property
-    def largest(self) -> float:
-        """Largest magnitude."""
-        return max(map(abs, self.table))
-
-    @property
-    def nan_code(self) -> int:  # type: ignore[override]
-        """Code of zero."""
-        return self.table.index(0.0)
-
-    def round(self, x: Tensor) -> Tensor:
-        """Rounds to the nearest number."""
-        numbers, _, middles = _sorted(self.table, x.device)
-        y = numbers.index_select(0, _places(x, middles)).view(x.shape)
-        return y.masked_fill_(x.isnan(), torch.nan)
-
-    def codes(self, y: Tensor) -> Tensor:
-        """Returns the codes of numbers of the table."""
-        _, codes, middles = _sorted(self.table, y.device)
-        return codes.index_select(0, _places(y, middles)).view(y.shape)
-
-    def values(self, codes: Tensor) -> Tensor:
-        """Returns the numbers of codes."""
-        return torch.tensor(self.table, dtype=torch.float64, device=codes.device)[codes.long()]
-
-
-def _places(x: Tensor, middles: Tensor) -> Tensor:
-    """Returns the number of middles below each value, int32, one-dimensional."""
-    if len(middles) > FEW or not x.is_cpu:
-        return torch.bucketize(x, middles, out_int32=True).view(-1)
-    flat = x.reshape(-1)
-    places = torch.zeros(flat.shape, dtype=torch.int32)
-    for middle in middles.tolist():  # faster than a search for each value
-        places += flat > middle
-    return places
-
-
-@cache
-def _sorted(table: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the different numbers in order, float64, their first codes, and their middles."""
-    first = {number: code for code, number in reversed([*enumerate(table)])}
-    numbers = torch.tensor(sorted(first), dtype=torch.float64, device=device)
-    codes = torch.tensor([first[number] for number in sorted(first)], device=device)
-    return numbers, codes, (numbers[1:] + numbers[:-1]) / 2
 
 
 @cache

@@ -301,6 +301,13 @@ class ConstantScale(StaticScale):
 
     given: tuple[float, ...]
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.given, tuple):
+            raise ConfigError(
+                f"ConstantScale: expected a tuple of numbers, got {self.given!r}. A format without "
+                "scales has the layout Layout(element)."
+            )
+
     def known(self, device: torch.device) -> Tensor:
         """Returns the scales, float32 (n,)."""
         return torch.tensor(self.given, dtype=torch.float32, device=device)

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from chop.base.plugins import Registry
 from chop.config import ignoring, parse, without_na
-from chop.errors import ConfigError, GraphError
+from chop.errors import ConfigError, GraphError, did_you_mean
 from chop.ir.graph import MaseGraph, Provenance
 from chop.ir.verify import verify
 from chop.nn.packed import PackedOperator
@@ -87,13 +87,19 @@ def graph_pass(
             as None.
 
     Raises:
-        ConfigError: raised by the pass, if a setting is invalid.
+        ConfigError: if `config` is neither a dataclass nor a function, or the name of the pass has
+            no known ending. Raised by the pass, if a setting is invalid, `requires` names no pass,
+            or the function returns no dictionary.
         GraphError: raised by the pass, if a required transform pass has not run, the graph is not
             a MaseGraph, or it has packed layers that the pass would have to change.
     """
+    if not callable(config) or getattr(config, "__name__", "").endswith(ENDINGS):
+        raise ConfigError(f"{USAGE}, got {getattr(config, '__name__', config)!r} as config.")
 
     def decorate(function: Callable[[MaseGraph, C], dict[str, Any]]) -> GraphPass:
         name = function.__name__
+        if not name.endswith(ENDINGS):
+            raise ConfigError(f"pass '{name}': expected a name that ends in {', '.join(ENDINGS)}.")
         transforms = name.endswith("_transform_pass")
 
         def run(
@@ -104,6 +110,7 @@ def graph_pass(
             inplace: bool = False,
         ) -> tuple[MaseGraph, dict[str, Any]]:
             given = graph if mg is None else mg
+            _check_names(name, requires)
             check_graph(name, given, [needed for needed in requires if not _is_analysis(needed)])
             assert given is not None
             if transforms and not takes_packed:
@@ -114,6 +121,8 @@ def graph_pass(
             result = given.copy() if transforms and not inplace else given
             _run_missing(result, requires)
             info = function(result, settings)
+            if not isinstance(info, dict):
+                raise ConfigError(f"{name}: {USAGE}, which returns a dictionary, got {info!r:.80}.")
             result.provenance.append(Provenance(name, repr(settings)[:MAX_CONFIG_TEXT]))
             if result.is_captured:
                 verify(result)
@@ -156,6 +165,9 @@ ANNOTATE_ARGUMENTS = {
 
 
 MAX_CONFIG_TEXT = 2000
+ENDINGS = ("_analysis_pass", "_transform_pass", "_interface_pass")
+"""Endings of the names of passes."""
+USAGE = "expected @graph_pass(config=SomeDataclass) above a function (mg, config)"
 
 
 def check_graph(name: str, mg: object, requires: Iterable[str] = ()) -> None:
@@ -166,6 +178,12 @@ def check_graph(name: str, mg: object, requires: Iterable[str] = ()) -> None:
     for needed in requires:
         if needed not in done:
             raise GraphError(f"{name}: run {needed}(mg) first.")
+
+
+def _check_names(name: str, requires: Iterable[str]) -> None:
+    for needed in requires:
+        if needed not in PASSES:
+            raise ConfigError(f"{name} requires '{needed}': {did_you_mean(needed, PASSES)}")
 
 
 def _is_analysis(name: str) -> bool:

@@ -34,7 +34,8 @@ class OperatorRow:
 class LayerRow:
     """Fit of a layer's weights to their format; shares are of its non-zero weights.
 
-    `weight_error` is |Q(W) - W|^2 / |W|^2.
+    `weight_error` is |Q(W) - W|^2 / |W|^2, the inverse of the signal-to-quantization-noise ratio
+    (SQNR).
     """
 
     layer: str

@@ -22,6 +22,8 @@ from chop.formats.searched_scale import SearchedScale
 
 E8M0 = (-127, 8, True)
 """Lowest exponent, bits and presence of a NaN in the E8M0 scale format."""
+FEW = 4
+"""Numbers of a part that are written one by one; of more, the ends."""
 
 
 def describe_layout(layout: Layout | None) -> str:
@@ -98,6 +100,8 @@ def _parts(part: Any) -> str:
 def _field(name: str, value: Any) -> str:
     if isinstance(value, str):
         return _words(value)
+    if isinstance(value, tuple) and len(value) > FEW:
+        return f"{name} of {len(value)} numbers from {min(value):g} to {max(value):g}"
     if isinstance(value, bool):
         return name.removeprefix("is_") if value else f"not {name.removeprefix('is_')}"
     return f"{name} {_parts(value) if dataclasses.is_dataclass(value) else value}"

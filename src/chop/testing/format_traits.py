@@ -68,13 +68,21 @@ def _is_zero_one(fmt: NumberFormat) -> bool:
 def has_its_own_values_as_fixed_points(fmt: NumberFormat) -> bool:
     """Returns whether representable values round to themselves.
 
-    Exceptions: {0, 1} rounds 0 to 1, and scales that are means or rounded quotients move.
+    Exceptions: {0, 1} rounds 0 to 1, and scales that are means or rounded quotients move. So do
+    those of a table whose numbers of one sign end below the largest magnitude.
     """
     scaling = get_scaling(fmt)
     measures_levels = _is_measured(fmt) and _has_levels(fmt) and get_layout(fmt).levels > 1
     cuts = _is_measured(fmt) and (scaling.statistic.quantile < 1 or floors(fmt))
     moves = measures_levels or cuts or fmt.is_nested or isinstance(scaling, ScaledFloatScale)
+    moves = moves or (_is_measured(fmt) and _has_a_short_side(fmt))
     return is_deterministic(fmt) and not (_is_zero_one(fmt) or moves)
+
+
+def _has_a_short_side(fmt: NumberFormat) -> bool:
+    """Returns whether the numbers of a table reach the scale with one sign only."""
+    element, divisor = get_element(fmt), getattr(get_scaling(fmt), "divisor", 0)
+    return not element.is_mirrored and min(-element.lowest, element.highest) < divisor
 
 
 def is_monotone(fmt: NumberFormat) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from chop.formats import NumberFormat, from_key, parse_format
+from chop.formats import NumberFormat, from_key, get_format, parse_format
 from chop.formats.elements import Fixed, Trit
 from chop.formats.packing import pack_bits, pack_trits
 from chop.kernels import KERNELS
@@ -74,12 +74,17 @@ def check_format(kind: type[NumberFormat], examples: Iterable[NumberFormat]) -> 
         examples: settings to check. A wide and a narrow setting are a good start.
     Raises:
         AssertionError: if a law is broken; the message has the law, the format, and the numbers.
-        ConfigError: if a setting of the search space is invalid.
+        ConfigError: if a setting of the search space is invalid, or the class is not a frozen
+            dataclass.
 
     Example:
         >>> from chop.formats import Integer
         >>> check_format(Integer, [Integer(8, 4), Integer(4, 2)])  # doctest: +SKIP
     """
+    assert isinstance(kind, type) and isinstance(examples, Iterable), (
+        f"expected a class of formats and a list of examples, got {kind!r:.60} and {examples!r:.60}"
+    )
+    assert get_format(kind.name) is kind, f"{kind.__name__} is not the format '{kind.name}'"
     examples = list(examples)
     assert examples and all(type(fmt) is kind for fmt in examples), (
         f"{kind.__name__}: expected examples of this class, got {examples!r:.80}"
@@ -323,7 +328,7 @@ def clip_stops_the_gradient_where_values_saturate(fmt: NumberFormat) -> None:
     (gradient,) = torch.autograd.grad(fmt(x, "clip").sum(), x)
     outside = fmt.saturates(x.detach())
     assert torch.equal(gradient, (~outside).float())
-    has_fixed_range = fmt.saturates(torch.tensor([1e30])).all()
+    has_fixed_range = all(fmt.saturates(torch.tensor([end])).all() for end in (1e30, -1e30))
     assert (outside[-1] and outside[-2]) or not has_fixed_range
 
 
@@ -386,7 +391,8 @@ def search_space_holds_valid_settings(example: NumberFormat) -> None:
     """Each choice of the search space is valid with the example's other fields."""
     kind = type(example)
     known = set(vars(kind)["__dataclass_fields__"])
-    assert set(kind.search_space) <= known
+    unknown = sorted(set(kind.search_space) - known)
+    assert not unknown, f"the class has no fields {unknown}"
     room = {"width": {"exponent_width": 2}, "exponent_width": {"width": 8}}
     for field, choices in kind.search_space.items():
         others = {key: value for key, value in room.get(field, {}).items() if key in known}

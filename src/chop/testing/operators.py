@@ -83,6 +83,7 @@ def check_operator(row: Operator, example: tuple[nn.Module, Tensor | tuple[Tenso
         >>> from chop.ir.ops import OPS
         >>> check_operator(OPS["linear"], (torch.nn.Linear(4, 8).eval(), 2 * torch.randn(5, 4)))
     """
+    assert isinstance(row, Operator), f"expected a row, such as OPS['linear'], got {row!r:.60}"
     module, x = example
     case = Example(row, module.eval(), x if isinstance(x, tuple) else (x,))
     laws: list[Callable[[Example], None]] = [

@@ -66,9 +66,12 @@ def check_pass(
         >>> mg = MaseGraph(torch.nn.Linear(4, 2), dummy_in=inputs)
         >>> check_pass("add_common_metadata_analysis_pass", mg, inputs)
     """
+    assert isinstance(name, str), f"expected the name of a pass, got {name!r:.60}"
+    assert isinstance(mg, MaseGraph), f"{name}: expected a MaseGraph, got {type(mg).__name__}"
     given = Given(name, mg, inputs, dict(settings or {}))
     laws: list[Callable[[Given], None]] = [
         _it_is_registered_by_its_name,
+        _the_graph_takes_the_inputs,
         _it_returns_a_graph_and_findings,
         _the_settings_stay_as_they_were,
         _an_unknown_key_is_refused,
@@ -98,6 +101,11 @@ def _it_is_registered_by_its_name(given: Given) -> None:
     """Pipelines and commands find a pass by name."""
     assert given.name in PASSES, "no pass of that name; is it defined under @graph_pass?"
     assert PASSES[given.name].__name__ == given.name
+
+
+def _the_graph_takes_the_inputs(given: Given) -> None:
+    """The inputs of the check fit the graph before the pass."""
+    given.outputs(given.mg)
 
 
 def _it_returns_a_graph_and_findings(given: Given) -> None:

@@ -16,9 +16,17 @@ from chop.formats.packing import (
 )
 from chop.formats.statistic import Threshold
 
-Rounding = Literal["nearest_even", "nearest_up", "nearest_log", "floor", "stochastic", "threshold"]
-"""Rounding of values between two elements: to nearest with ties to the even code or up, to the
-nearest logarithm, down, at random, or by a threshold.
+Rounding = Literal[
+    "nearest_even",
+    "nearest_up",
+    "nearest_down",
+    "nearest_log",
+    "floor",
+    "stochastic",
+    "threshold",
+]
+"""Rounding of values between two elements: to nearest with ties to the even code, up or down, to
+the nearest logarithm, down, at random, or by a threshold.
 """
 
 
@@ -40,6 +48,8 @@ class Element(ABC):
     """2 to pack codes by their bits; 3 to pack as many base-3 digits as fit a byte."""
     has_zero: bool = False
     """True if zero is an element and zeros round to zero."""
+    is_mirrored: bool = True
+    """False if -x does not always round to the opposite of x, as in an asymmetric table."""
     follows: bool = True
     """False if elements classify values, like signs, rather than approximate them."""
 

@@ -13,12 +13,15 @@ from typing import Any, Literal
 
 from torch import fx, nn
 
+from chop.errors import ConfigError
 from chop.nn.integer import IntegerOperator
 from chop.nn.quantized import QuantizedOperator
 
 Shape = tuple[int, ...]
 Flops = Callable[[Sequence[Shape], Shape], int]
 """(shapes of the input, the weight and other tensors; shape of the result) -> number."""
+MASE_TYPES = ("module_related_func", "module", "builtin_func")
+"""Values of `Operator.mase_type` in the table."""
 Arguments = Mapping[str, str | None]
 """First parameters of a function in order -> operand, or None."""
 
@@ -218,6 +221,12 @@ class Operator:
     is_opt_in: bool = False
     onnx: str = ""
     integer: type[IntegerOperator] | None = None
+
+    def __post_init__(self) -> None:
+        for calls in (self.modules, self.functions, self.methods):
+            if not isinstance(calls, tuple):
+                text = f"expected a tuple of calls, got {calls!r:.60}."
+                raise ConfigError(f"operator '{self.name}': {text}")
 
     @property
     def is_quantizable(self) -> bool:

@@ -23,7 +23,7 @@ from chop.captured.overrides import why_not_its_class
 from chop.errors import ConfigError, did_you_mean
 from chop.ir.ops import dimensions as d
 from chop.ir.ops import flops
-from chop.ir.ops.row import Arguments, Kind, Operator, Weight, WeightArguments
+from chop.ir.ops.row import MASE_TYPES, Arguments, Kind, Operator, Weight, WeightArguments
 from chop.nn import integer as i
 from chop.nn import quantized as q
 from chop.nn.hadamard import Hadamard
@@ -297,6 +297,9 @@ _BY_CALL: dict[Any, Operator] = {}
 
 def _indexed(name: str, row: Operator) -> Operator:
     """Checks a row and indexes it by everything that it calls."""
+    if row.mase_type not in MASE_TYPES:
+        near = did_you_mean(row.mase_type, MASE_TYPES)
+        raise ConfigError(f"operator '{name}': no mase_type '{row.mase_type}': {near}")
     calls = (*row.modules, *row.functions, *row.methods)
     taken = [call for call in calls if call in _BY_CALL]
     if taken:
@@ -346,10 +349,12 @@ def register(row: Operator) -> None:
     see `packed_twin`. Unpickling packed layers requires the row to be registered.
 
     Raises:
-        ConfigError: if the name or one of its calls is in the table already, a method is named with
-            the underscore of its in-place variant, or no packed twin is possible. The table is then
-            not changed.
+        ConfigError: if it is not a row, the name or one of its calls is in the table already, a
+            method is named with the underscore of its in-place variant, or no packed twin is
+            possible. The table is then not changed.
     """
+    if not isinstance(row, Operator):
+        raise ConfigError(f"expected a row of the operator table, an Operator, got {row!r:.60}.")
     OPS[row.name] = row
 
 

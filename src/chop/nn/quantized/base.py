@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from chop.errors import ConfigError
-from chop.formats import Quantizer, QuantSpec, initial_scales, lsq_fake_quantize
+from chop.formats import INPUT_OPERANDS, Quantizer, QuantSpec, initial_scales, lsq_fake_quantize
 from chop.nn.adoption import adopt
 from chop.nn.quantized import state
 from chop.nn.quantized.computed import with_plain_weights
@@ -73,6 +73,15 @@ class QuantizedOperator(QuantizedState):
 
     meets_masks: bool = False
     """True if inputs may be masked scores: see `chop.nn.quantized.scores`."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        unknown = sorted({*cls.operands} - {*INPUT_OPERANDS})
+        if unknown:
+            raise ConfigError(
+                f"{cls.__name__}.operands: expected some of {', '.join(INPUT_OPERANDS)}, got "
+                f"{', '.join(unknown)}. Configs have formats for these only."
+            )
 
     def __new__(
         cls, *args: Any, config: QuantSpec | Mapping[str, Any] | None = None, **kwargs: Any

@@ -71,7 +71,7 @@ def score(
 @score("l1-norm")
 @score("l2-norm", power=2)
 def magnitude(weight: Tensor, score_inputs: ScoreInputs) -> Tensor:
-    """Returns |w|: for single weights both norms are the magnitude.
+    """Returns |w|, for magnitude pruning: for single weights both norms are the magnitude.
 
     Source: Han et al. 2015, arXiv:1506.02626, section 3.
     """
