@@ -2,10 +2,19 @@
 
 from torch import nn
 
-from tests.hardware.bench import check
+from chop.nn.integer import (
+    Call,
+    Grid,
+    IntegerMaxPool2d,
+    IntegerOptions,
+    IntegerReLU,
+    Requantize,
+)
+from tests.hardware.bench import check, drawn
 from tests.hardware.design.test_conv import convolution
 from tests.hardware.design.test_linear import EDGE
 from tests.hardware.design.test_pool import image
+from tests.hardware.faults import planted
 
 KERNELS = [
     (nn.Conv2d(2, 2, 3, padding=(1, 2), dilation=(1, 2)), (4, 4), 44, 9),
@@ -43,4 +52,53 @@ CHANGES = {
     "last_tap_first": (LANE, "codes[(TAP_LANES-1-tap)*LANES*IN_W"),
     "one_copy_is_loaded": ("if (is_loaded) ring", "if (is_loaded && tap == 0) ring"),
 }
-MUTANTS = {name: (WINDOW, old, new, check_taps) for name, (old, new) in CHANGES.items()}
+
+
+def check_joined_taps(folder):
+    """Nine taps of a depthwise convolution and of a maximum in each beat."""
+    depthwise = convolution(nn.Conv2d(2, 2, 3, padding=1, groups=2))
+    pool = IntegerMaxPool2d.from_quantized(
+        None,
+        [EDGE],
+        IntegerOptions(),
+        Call([(2, 4, 4)], {"kernel_size": 3, "stride": 1, "padding": 1}),
+    )
+    for operator in (depthwise, pool):
+        plan = check(operator, image(EDGE, 2, 4, 4), fold=16, profiles=("uniform", "bursts"))
+        assert plan.cycles == 16 and plan.parameters["TAP_LANES"] == 9
+
+
+def check_activations(folder):
+    """A rounding and a ReLU of a sample in a beat."""
+    check(Requantize(EDGE, Grid(2.0, -8, 7)), drawn(EDGE, 5), profiles=("uniform", "bursts"))
+    check(IntegerReLU(EDGE), drawn(EDGE, 5), profiles=("uniform", "bursts"))
+
+
+MUTANTS = {
+    **{name: (WINDOW, old, new, check_taps) for name, (old, new) in CHANGES.items()},
+    **planted(
+        check_joined_taps,
+        {
+            "chop_taps odd_tap_lost": ("assign y = a;", "assign y = '0;"),
+            "chop_taps smallest_tap": ("a > b ? a : b", "a > b ? b : a"),
+            "chop_taps taps_move_while_waiting": ("if (moves) result", "result"),
+            "chop_taps taps_ignore_back_pressure": (
+                "= !data_out_0_valid_o || data_out_0_ready_i",
+                "= 1'b1",
+            ),
+        },
+    ),
+    **planted(
+        check_activations,
+        {
+            "chop_round round_ignores_back_pressure": (
+                "= !data_out_0_valid_o || data_out_0_ready_i",
+                "= 1'b1",
+            ),
+            "chop_relu relu_ignores_back_pressure": (
+                "data_in_0_ready_o  = data_out_0_ready_i",
+                "data_in_0_ready_o  = 1'b1",
+            ),
+        },
+    ),
+}

@@ -41,7 +41,7 @@ def check_soft(folder):
 
 
 def check_odd_lanes(folder):
-    check(layer(4, 3, weights=(-1, 1)), drawn(EDGE, 3, 3), fold=3)
+    check(layer(4, 3, weights=(-1, 1)), drawn(EDGE, 3, 3), fold=6)
 
 
 def check_requantize(folder):

@@ -42,6 +42,7 @@ class Bench:
         folder: source folder, searched before the library.
         is_beat_by_beat: stores the cycle of each beat in `BenchRun.ends`, instead of each sample's
             last beat.
+        source: text of the module, if it is in no folder.
     """
 
     module: str
@@ -50,6 +51,7 @@ class Bench:
     memories: Mapping[str, Memory] = field(default_factory=dict)
     folder: Path = RTL
     is_beat_by_beat: bool = False
+    source: str = ""
 
     def top(self) -> str:
         """Returns a top module with one instance."""
@@ -106,7 +108,11 @@ class Bench:
             (work / VECTORS / f"{port.name}.hex").write_text(vectors(port, beats))
         text = testbench("top", list(self.beats), samples, is_beat_by_beat=self.is_beat_by_beat)
         (work / "testbench.sv").write_text(text)
-        return [*(path.absolute() for path in sources(top, self.folder).values()), "top.sv"]
+        files = [path.absolute() for path in sources(top, self.folder).values()]
+        if self.source:
+            (work / f"{self.module}.sv").write_text(self.source)
+            return [*files, f"{self.module}.sv", "top.sv"]
+        return [*files, "top.sv"]
 
 
 @dataclass(frozen=True)

@@ -184,6 +184,7 @@ class Case:
             {files[key]: memory for key, memory in plan.memories.items()},
             self.component.folder,
             is_beat_by_beat=True,
+            source=plan.source,
         )
 
     @cached_property

@@ -221,7 +221,10 @@ def simulation_raises(monkeypatch):
     monkeypatch.setattr("chop.actions.emit.job.verify", reached)
 
 
-def test_what_cannot_fit_is_refused_before_it_is_simulated(simulation_raises, tmp_path):
+def test_what_cannot_fit_is_refused_before_it_is_simulated(
+    simulation_raises, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("chop.hardware.plans.constant_linear.MOST_WEIGHTS", 0)
     out = tmp_path / "out"
     said = "place: the design does not fit ecp5-25: by estimate it takes 64 multipliers of 28. "
     for settings in ({"fold": 1}, {"device": "ecp5-85"}):

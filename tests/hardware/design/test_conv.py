@@ -48,7 +48,7 @@ CASES = {
 }
 GROUPED = {
     "depthwise": (nn.Conv2d(4, 4, 3, padding=1, groups=4), (5, 4), 360, 2, PROFILES),
-    "depthwise_fast": (nn.Conv2d(6, 6, (2, 3), 2, groups=6), (5, 6), 1, 6, ("none", *SOME)),
+    "depthwise_fast": (nn.Conv2d(6, 6, (2, 3), 2, groups=6), (5, 6), 1, 18, ("none", *SOME)),
     "depthwise_1d": (nn.Conv1d(3, 3, 3, 2, 1, groups=3), (9,), 60, 1, ("none", *SOME)),
     "one_tap": (nn.Conv2d(2, 2, 1, groups=2), (3, 3), 9, 2, ("none", *SOME)),
     "two_groups": (nn.Conv2d(4, 6, 3, padding=1, groups=2), (4, 4), 600, None, PROFILES),

@@ -35,7 +35,7 @@ def layer(outputs, inputs, edge=EDGE, weights=(-128, 127), biases=(-999, 999), s
         (12, 10, (), 120, (1, 1)),
         (12, 10, (), 20, None),
         (12, 10, (17,), 17 * 30, None),
-        (8, 6, (2, 3), 6, (8, 6)),
+        (8, 6, (2, 3), 12, None),
         (1, 1, (5,), 5, (1, 1)),
         (7, 1, (3,), 21, (1, 1)),
         (1, 5, (3,), 15, (1, 1)),
@@ -88,9 +88,9 @@ def sign_layer(outputs, inputs, shift):
     ("inputs", "outputs", "edge", "shift", "fold", "profiles"),
     [
         (12, 4, EDGE, 0, 36, PROFILES),
-        (7, 5, Edge.of(1.0, -1, 1), 2, 3, ("none", "bursts")),
+        (7, 5, Edge.of(1.0, -1, 1), 2, 21, ("none", "bursts")),
         (1, 2, Edge.of(1.0, 0, 9), 0, 6, ("none", "uniform")),
-        (20, 3, Edge.of(1.0, -(2**20), 2**20), 1, 3, ("uniform", "bursts")),
+        (20, 3, Edge.of(1.0, -(2**20), 2**20), 1, 9, ("uniform", "bursts")),
     ],
 )
 @pytest.mark.sampled(1)
@@ -106,9 +106,9 @@ def test_ternary_weights_have_no_multipliers(inputs, outputs, edge, shift, fold,
     ("inputs", "outputs", "shift", "fold", "profiles"),
     [
         (12, 4, 0, 36, PROFILES),
-        (7, 5, 2, 3, ("none", "bursts")),
+        (7, 5, 2, 21, ("none", "bursts")),
         (1, 2, 0, 6, ("none", "uniform")),
-        (32, 3, 1, 3, ("uniform", "bursts")),
+        (32, 3, 1, 9, ("uniform", "bursts")),
     ],
 )
 @pytest.mark.sampled(1)

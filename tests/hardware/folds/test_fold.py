@@ -29,6 +29,7 @@ from chop.hardware.folds.fold import excess, fold_for
 from chop.hardware.folds.fold_program import OUT_OF_TIME, Program
 from chop.hardware.folds.foldable import Foldable
 from chop.hardware.integer_form import integer_form
+from chop.hardware.plans import constant_linear
 from chop.hardware.plans.weighted import plan_linear
 from chop.problems.mixed_precision.circuit import CircuitSettings
 from chop.workloads.workload import Workload
@@ -141,6 +142,13 @@ def test_a_design_fits_and_is_no_slower_than_any_uniform_fold_that_fits(name, ds
             assert found.interval <= 1.02 * made.interval + 1
 
 
+@pytest.fixture
+def without_constants(monkeypatch):
+    """Layers have multipliers also where each weight is used in every cycle."""
+    monkeypatch.setattr(constant_linear, "MOST_WEIGHTS", 0)
+
+
+@pytest.mark.usefixtures("without_constants")
 @pytest.mark.parametrize(("name", "dsp"), [("chain", 14), ("residual", 9), ("image", 1)])
 def test_products_beyond_the_multipliers_are_made_of_lookup_tables(name, dsp):
     mg, own = integers(name), device(dsp=dsp)
@@ -157,6 +165,7 @@ def test_products_beyond_the_multipliers_are_made_of_lookup_tables(name, dsp):
     assert soft == found.soft and (found.usage.dsp > 0) == (name != "image")
 
 
+@pytest.mark.usefixtures("without_constants")
 @pytest.mark.parametrize("name", ["chain", "residual"])
 def test_a_device_with_too_few_multipliers_for_one_lane_has_products_of_lookup_tables(name):
     mg, own = integers(name), device(dsp=1, lut=20_000)
@@ -166,11 +175,18 @@ def test_a_device_with_too_few_multipliers_for_one_lane_has_products_of_lookup_t
     assert found.interval == fold_for(mg, device(dsp=0, lut=20_000)).interval
 
 
+def test_constants_reach_an_interval_of_one_cycle_without_multipliers():
+    found = fold_for(integers("chain"), device(dsp=2))
+    assert found.interval == 1 and found.usage.dsp == 0 and not found.soft
+    assert fold_for(integers("chain"), device(dsp=2, lut=900)).interval > 1
+
+
 def _with_one_lane(mg):
     made = emit(mg, UNFOLDED)
     return made.netlist, made.connections
 
 
+@pytest.mark.usefixtures("without_constants")
 def test_products_of_lookup_tables_leave_room_to_the_router():
     """More of them would be faster, and fill the device."""
     mg = integers("chain")
@@ -199,6 +215,7 @@ def test_what_does_not_fit_says_by_how_much_and_which_device_it_fits():
         fold_for(mg, device(lut=10))
 
 
+@pytest.mark.usefixtures("without_constants")
 def test_a_device_without_multipliers_makes_products_of_lookup_tables():
     """In the folds, in the estimate of a search and in the counts of Yosys alike."""
     mg = integers("chain")

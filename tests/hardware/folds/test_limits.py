@@ -43,6 +43,7 @@ def test_a_fold_that_no_window_reaches_names_the_window_and_a_fold_that_is_met(a
     design = emit(mg, asked)
     unmet = unmet_fold(design, mg, asked)
     cycles = {part.name: part.plan.cycles for part in design.netlist.instances}
+    cycles |= {port.name: port.wire.stream.beats for port in design.netlist.inputs}
     name, taken = next(iter(unmet["slowest"].items()))
     assert taken == design.interval == max(cycles.values()) and cycles[name] == taken > asked
     assert emit(mg, unmet["nearest"]).interval <= unmet["nearest"]

@@ -26,6 +26,8 @@ ESTIMATED = (
 """Footnote of a report of estimates."""
 SOFT_PRODUCT = 1.35
 """Lookup tables per bit of the sums in a product built from lookup tables, measured in Yosys."""
+ADDER_PAIRS = 2.0
+"""Lookup tables for each two bits of an adder with a constant shift."""
 CHOICE = 1.0
 """Lookup tables with 6 inputs per word of small memories, for each multiplexed bit."""
 WEIGHTS = "WEIGHT_FILE"
@@ -152,12 +154,14 @@ def plan_usage(module: str, plan: ComponentPlan, family: Family = XC7) -> Usage:
         feeds = has_multipliers and name == WEIGHTS
         each = _memory_usage(memory, family, feeds and family.input_registers > 1)
         total = total.plus(Usage(*(memory.copies * number for number in each)))
+    if plan.source:  # all of it is in the resources
+        return total
     return total.plus(module_usage(module, plan.parameters, family, has_multipliers))
 
 
 def _products(resources: Resources, family: Family) -> Usage:
     """Returns the resources of products, with the register behind each."""
-    total = Usage()
+    total = Usage(ADDER_PAIRS * sum(-(-bits // 2) for bits in resources.sums), resources.registers)
     if resources.is_soft:
         for (a, b), count in resources.multipliers.items():
             parts = soft_parts(a, b)

@@ -26,6 +26,7 @@ from chop.hardware.costs.logic_parts import (
     rows_logic,
     skid_logic,
     sums_logic,
+    taps_logic,
     tree_logic,
     upsize_logic,
     window_logic,
@@ -127,9 +128,11 @@ def _conv(p: Parameters) -> Logic:
 
 def _depthwise_conv(p: Parameters) -> Logic:
     total, out = p["LANES"] * max(p["OUT_W"] - p["SHIFT"], 1), p["LANES"] * p["OUT_W"]
-    factors = p["LANES"] * (p["IN_W"] + p["WEIGHT_W"])
-    taps = p["KERNEL_Y"] * p["KERNEL_X"]
-    logic = window_logic(p).plus(constant_logic(p["FOLDS"] * taps, p["LANES"] * p["WEIGHT_W"]))
+    products = p["LANES"] * p.get("TAP_LANES", 1)
+    factors = products * (p["IN_W"] + p["WEIGHT_W"])
+    beats = p["KERNEL_Y"] * p["KERNEL_X"] // p.get("TAP_LANES", 1)
+    logic = window_logic(p).plus(constant_logic(p["FOLDS"] * beats, products * p["WEIGHT_W"]))
+    logic = logic.plus(taps_logic(p, max(p["OUT_W"] - p["SHIFT"], 1), 1))
     logic = logic.plus(constant_logic(p["FOLDS"], p["LANES"] * p["BIAS_W"]))
     own = Logic(2 * HANDSHAKE, 3 * total + out + 12, (), 2 * total + out, 3 * factors)
     return logic.plus(own)
@@ -172,6 +175,18 @@ def _requantize(p: Parameters) -> Logic:
         .plus(credits_logic(lanes * p["OUT_W"], stages))
         .plus(Logic(2, stages))
     )
+
+
+def _round(p: Parameters) -> Logic:
+    """Estimates `chop_round`, whose only registers are those of the unsaturated sum."""
+    lane = round_logic(p["IN_W"], p["SHIFT"], p["OUT_W"])
+    sum_bits = max(p["IN_W"] - max(p["SHIFT"], 0) + 1, 2) if p["SHIFT"] > 0 else p["IN_W"]
+    lane = lane._replace(ff=min(sum_bits, p["OUT_W"]) + 2)
+    return lane.times(p["LANES"]).plus(Logic(2, 1))
+
+
+def _wires(p: Parameters) -> Logic:
+    return Logic(0, 0)
 
 
 def _quotient(p: Parameters) -> Logic:
@@ -278,12 +293,14 @@ def _normalized(p: Parameters, total: int, reciprocal: int) -> Logic:
 
 def _max_pool(p: Parameters) -> Logic:
     bits = p["LANES"] * p["IN_W"]
-    return window_logic(p).plus(Logic(10, 2 * bits + 6, bits=2 * bits))
+    taps = taps_logic(p, p["IN_W"], 2)
+    return window_logic(p).plus(taps).plus(Logic(10, 2 * bits + 6, bits=2 * bits))
 
 
 def _avg_pool(p: Parameters) -> Logic:
     bits = p["LANES"] * p["OUT_W"]
-    return window_logic(p).plus(Logic(10, 3 * bits + 8, bits=2 * bits))
+    taps = taps_logic(p, p["OUT_W"], 1)
+    return window_logic(p).plus(taps).plus(Logic(10, 3 * bits + 8, bits=2 * bits))
 
 
 def _sum(p: Parameters) -> Logic:
@@ -301,7 +318,7 @@ def _stored_constant(p: Parameters) -> Logic:
 
 def _relu(p: Parameters) -> Logic:
     bits = p["LANES"] * p["OUT_W"]
-    return Logic(1, bits + 1, bits=bits)
+    return Logic(1, (bits + 1) * p.get("REGISTERED", 1), bits=bits)
 
 
 def _add(p: Parameters) -> Logic:
@@ -392,6 +409,7 @@ FORMULAS: Mapping[str, Callable[[Parameters], Logic]] = {
     "chop_relu": _relu,
     "chop_requantize": _requantize,
     "chop_requantize_blocks": _requantize_blocks,
+    "chop_round": _round,
     "chop_scale": _scale,
     "chop_select": _select,
     "chop_skid": skid_logic,
@@ -401,4 +419,5 @@ FORMULAS: Mapping[str, Callable[[Parameters], Logic]] = {
     "chop_ternary_linear": _ternary_linear,
     "chop_thresholds": _thresholds,
     "chop_upsize": upsize_logic,
+    "chop_wires": _wires,
 }

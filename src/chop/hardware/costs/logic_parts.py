@@ -150,6 +150,24 @@ def tree_logic(inputs: int, term: int, total: int = WIDEST) -> Logic:
     return Logic(0, registers, bits=sum(sums[1:]), added=sum(sums[:1]))
 
 
+def taps_logic(p: Parameters, width: int, gates: int) -> Logic:
+    """Estimates `chop_taps`, a tree for each lane with a register per node.
+
+    Args:
+        p: parameters of a component with a window.
+        width: bits of a result.
+        gates: lookup tables for each bit of a node with two operands.
+    """
+    nodes, registers, pairs = p.get("TAP_LANES", 1), 0, 0
+    while nodes > 1:
+        pairs += nodes // 2
+        nodes = -(-nodes // 2)
+        registers += nodes
+    levels = (p.get("TAP_LANES", 1) - 1).bit_length()
+    bits = p["LANES"] * width
+    return Logic(HANDSHAKE * (levels > 0), registers * bits + levels, bits=gates * pairs * bits)
+
+
 def rows_logic(bits: int, beats: int, groups: int, stages: int) -> Logic:
     """Estimates the repetition of rows for a product, and its first-term and last-term flags."""
     count = count_bits(beats)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from chop.hardware.design.netlist import Boundary, Instance, Netlist
+from chop.hardware.design.plan import DIRECT
 from chop.hardware.design.stream import Stream
 from chop.hardware.folds.fifo_depths import SKID_BEATS, Schedule, schedule
 
@@ -92,7 +93,8 @@ def connect(netlist: Netlist) -> Connections:
 
     A value with several readers gets a fork. If the lanes differ and neither number divides the
     other, two converters go through their greatest common divisor. Every connection ends in a FIFO
-    or a skid buffer, which cuts the combinational path of `ready`.
+    or a skid buffer, which cuts the combinational path of `ready`, or in wires if the reader has a
+    short path.
     """
     links: list[Link] = []
     times = schedule(netlist)
@@ -165,6 +167,10 @@ def _chain(source: str, reader: Reader) -> list[Link]:
 
 
 def _buffer(source: str, reader: Reader, stream: Stream) -> Link:
+    if reader.depth == DIRECT:
+        wires = {"W": stream.bits}
+        name, targets = f"{reader.name}_wires", (reader.name,)
+        return Link("chop_wires", name, wires, source, targets, stream.bits, stream.beats)
     # Both kinds of buffer register `ready`. Without one, its combinational path would cross all
     # components up to the output.
     parameters, depth = {"W": stream.bits}, SKID_BEATS

@@ -95,6 +95,8 @@ def build_design(netlist: Netlist, top: str = TOP) -> Design:
                 )
             homes[name] = path
     for part in netlist.instances:
+        if part.plan.source:
+            files[f"rtl/{part.module}.sv"] = part.plan.source
         for parameter, memory in part.plan.memories.items():
             files[_memory_path(part, parameter)] = memory.hex()
     streams = tuple(connections.streams)

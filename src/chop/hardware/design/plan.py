@@ -15,6 +15,8 @@ from chop.ir.ops import Kind
 from chop.nn.integer.mask import KeptKeys
 
 RTL = Path(__file__).parents[1] / "rtl"
+DIRECT = -1
+"""Depth of an input without a buffer. Its component passes `ready` on to its producer."""
 WIDEST_SUM = 62
 """Maximum bits of a sum, which int64 holds."""
 
@@ -114,6 +116,9 @@ class Resources:
         scalings: number of products by a constant, by bits of the factor and the constant.
         positive_scalings: number of those with a signed factor that is never negative.
         is_soft: products are `chop_multiplier` built from lookup tables on any device.
+        constants: number of products by constants that are made of shifts and adders.
+        sums: bits of each of these adders.
+        registers: bits of the registers behind them.
     """
 
     multipliers: Mapping[tuple[int, int], int] = field(default_factory=dict)
@@ -121,6 +126,9 @@ class Resources:
     scalings: Mapping[tuple[int, int], int] = field(default_factory=dict)
     positive_scalings: Mapping[tuple[int, int], int] = field(default_factory=dict)
     is_soft: bool = False
+    constants: int = 0
+    sums: Sequence[int] = ()
+    registers: int = 0
 
     @property
     def products(self) -> int:
@@ -156,8 +164,10 @@ class ComponentPlan:
             means that several samples are in the pipeline at a time.
         needs: for each input, int64 (output beats,): the last input beat that each output beat
             depends on, if `holds` does not determine it.
-        buffers: for each input, the beats of a FIFO ahead of it; 0 for none.
+        buffers: for each input, the beats of a FIFO ahead of it; 0 for none but a skid buffer, and
+            `DIRECT` for wires only.
         module: SystemVerilog module, if it is not the one in the component's row.
+        source: text of that module, if it is written for this instance.
         latency: cycles from the last input beat that a result depends on to the result, in addition
             to `holds`.
     """
@@ -172,6 +182,7 @@ class ComponentPlan:
     needs: tuple[Tensor, ...] = ()
     buffers: tuple[int, ...] = ()
     module: str = ""
+    source: str = ""
     latency: int = 1
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from chop.hardware.design.components import get_component
 from chop.hardware.design.netlist import Instance, Netlist
+from chop.hardware.design.plan import DIRECT
 from chop.hardware.design.stream import Stream
 
 SLACK = 1.25
@@ -34,6 +35,8 @@ LARGE_FIFO = 50
 
 def buffer_cycles(depth: int) -> int:
     """Returns the cycles from the input of a skid buffer or `chop_fifo` to its output."""
+    if depth == DIRECT:
+        return 0
     return SKID_CYCLES if depth <= SKID_BEATS else 2 + (depth >= LARGE_FIFO)
 
 
@@ -95,9 +98,13 @@ def schedule(netlist: Netlist) -> Schedule:
         holds = instance.plan.holds or (0.0,) * len(arrivals)
         # A component that stores a whole sample has room for the next one.
         waits = [hold < 1 for hold in holds]
+        balancing = [
+            _depth(arrival, need, leaves) if is_waiting else 0
+            for arrival, need, is_waiting in zip(arrivals, needs, waits, strict=True)
+        ]
         depths[instance.name] = [
-            max(depth, _depth(arrival, need, leaves) if is_waiting else 0)
-            for depth, arrival, need, is_waiting in zip(wanted, arrivals, needs, waits, strict=True)
+            max(depth, least) if least else depth
+            for depth, least in zip(wanted, balancing, strict=True)
         ]
         # Results of several samples in the pipeline are late by whole intervals.
         late = (instance.plan.latency + LINK_CYCLES) / netlist.interval + max(max(holds) - 1, 0)

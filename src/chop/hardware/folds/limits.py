@@ -71,7 +71,7 @@ def parallel_products(made: Netlist) -> int:
     """Returns the products of a cycle, those with ternary weights included."""
     total = 0
     for part in made.instances:
-        total += part.plan.resources.products
+        total += part.plan.resources.products + part.plan.resources.constants
         if part.module == TERNARY:
             lanes = (part.plan.parameters[name] for name in ("IN_LANES", "OUT_LANES"))
             inputs, outputs = map(int, lanes)

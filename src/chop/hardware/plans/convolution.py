@@ -20,7 +20,7 @@ GATHER_STAGES = 3
 def plan_conv(site: Site) -> ComponentPlan:
     """Plans a convolution. Weight columns are stored in the order of the window's taps.
 
-    Groups with one channel and one output use one multiplier per lane.
+    Groups with one channel and one output use one multiplier per lane and parallel tap.
 
     Raises:
         ConfigError: if channels are not the fastest dimension.
@@ -33,8 +33,10 @@ def plan_conv(site: Site) -> ComponentPlan:
     slid = sliding(read, shape, kernel, *settings)
     groups = operator.groups
     if 1 < groups == slid.channels == operator.weight.size(0):
-        return depthwise_plan(operator, site, with_lanes(slid, site), shape)
-    window = with_lanes(slid, site, groups, slid.tap_choices)
+        return depthwise_plan(
+            operator, site, with_lanes(slid, site, tap_choices=slid.tap_choices), shape
+        )
+    window = with_lanes(slid, site, groups, tap_choices=slid.tap_choices)
     outputs, inputs = operator.weight.size(0) // groups, window.channels // groups * window.taps
     lanes = _lanes(window, inputs, outputs, groups, site.fold)
     pace = groups * (inputs // lanes.inputs) * (outputs // lanes.outputs)

@@ -1,4 +1,4 @@
-"""Plan of depthwise convolutions, with one multiplier per lane."""
+"""Plan of depthwise convolutions, with one multiplier per lane and parallel tap."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def depthwise_plan(
         out=out,
         cycles=window.cycles,
         memories={
-            "WEIGHT_FILE": Memory.of(taps.reshape(-1, lanes).tolist(), width),
+            "WEIGHT_FILE": Memory.of(taps.reshape(-1, window.codes).tolist(), width),
             "BIAS_FILE": Memory.of(bias.view(-1, lanes).tolist(), count_width(bias)),
         },
-        resources=Resources({(read.width, width): lanes}, window.memory_bits(read.width)),
+        resources=Resources({(read.width, width): window.codes}, window.memory_bits(read.width)),
         holds=(window.hold,),
         buffers=(0,),
-        latency=WINDOW_STAGES + window.taps + TAP_STAGES,
+        latency=WINDOW_STAGES + window.reduction + TAP_STAGES,
         module="chop_depthwise_conv",
     )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from chop.errors import ConfigError
 from chop.hardware.design.lanes import divisors, fewest_lanes
-from chop.hardware.design.plan import ComponentPlan, Memory, Resources, Site
+from chop.hardware.design.plan import DIRECT, ComponentPlan, Memory, Resources, Site
 from chop.hardware.design.stream import Stream
 from chop.hardware.plans.division import Division
 from chop.nn.integer import (
@@ -50,8 +50,9 @@ BROADCAST = (
 
 
 def plan_relu(site: Site) -> ComponentPlan:
-    """Plans a ReLU."""
-    return _elementwise(site, {"IN_W": site.inputs[0].width})
+    """Plans a ReLU, without a register if a whole sample is in a beat."""
+    plan = _elementwise(site, {"IN_W": site.inputs[0].width})
+    return _direct(plan, {"REGISTERED": 0}, 0) if plan.out.beats == 1 else plan
 
 
 def plan_negate(site: Site) -> ComponentPlan:
@@ -136,7 +137,16 @@ def plan_requantize(site: Site) -> ComponentPlan:
         words = _periodic_words(read.with_lanes(_lanes(site)), channel)
         parameters["CHANNEL_BEATS"] = len(words)
         memories["CHANNEL_FILE"] = Memory.of(words, width)
-    return replace(_elementwise(site, parameters, multiplier, memories), latency=latency)
+    plan = _elementwise(site, parameters, multiplier, memories)
+    if plan.out.beats == 1 and latency == ROUND_STAGES and operator.rounding in SCALED:
+        return replace(_direct(plan, {}, 1), module="chop_round")
+    return replace(plan, latency=latency)
+
+
+def _direct(plan: ComponentPlan, more: Mapping[str, int], latency: int) -> ComponentPlan:
+    """Returns the plan of a component that waits for its reader without a buffer ahead of it."""
+    parameters = {k: v for k, v in plan.parameters.items() if not k.startswith("CHANNEL")}
+    return replace(plan, parameters={**parameters, **more}, buffers=(DIRECT,), latency=latency)
 
 
 def plan_affine(site: Site) -> ComponentPlan:

@@ -11,6 +11,7 @@ from chop.hardware.design.lanes import MatrixLanes, matrix_lanes
 from chop.hardware.design.plan import ComponentPlan, Memory, Resources, Site
 from chop.hardware.design.stream import Stream
 from chop.hardware.plans.blocks import block_plan, input_lanes
+from chop.hardware.plans.constant_linear import constant_plan
 from chop.nn.integer import IntegerLinear
 from chop.nn.integer.edge import bit_width
 from chop.nn.integer.linear import SharedBlocks
@@ -37,6 +38,11 @@ def plan_linear(site: Site) -> ComponentPlan:
     blocks = None if operator.blocks is None else SharedBlocks(*operator.blocks)
     choices = None if blocks is None else input_lanes(rows, blocks)
     lanes = matrix_lanes(rows.count, rows.features, outputs, site.fold, read.lanes, choices)
+    # Each weight is used in every cycle.
+    if blocks is None and lanes == (rows.features, outputs):
+        constants = constant_plan(operator, read, rows)
+        if constants is not None:
+            return constants
     weight, bias = operator.weight[:, rows.order.argsort()], operator.bias
     weight_width, bias_width = count_width(weight), count_width(bias)
     # Weights of -1, 0 and 1 select or negate a code, which takes no multiplier.

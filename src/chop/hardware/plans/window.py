@@ -123,6 +123,11 @@ class Window:
         return self.folds * self.taps // self.tap_lanes
 
     @property
+    def reduction(self) -> int:
+        """Cycles from the first taps of a window to its sum or maximum: a tree, then beats."""
+        return self.taps // self.tap_lanes + (self.tap_lanes - 1).bit_length()
+
+    @property
     def windows(self) -> int:
         """Windows of one image."""
         return self.y.windows * self.x.windows
@@ -189,7 +194,8 @@ def plan_max_pool(site: Site) -> ComponentPlan:
     stride = kernel if operator.stride in (None, [], ()) else operator.stride
     settings = (kernel, stride, operator.padding, operator.dilation)
     shape = tuple(operator(torch.zeros(1, *read.shape, dtype=torch.int64)).shape[1:])
-    window = with_lanes(sliding(read, shape, *settings), site)
+    slid = sliding(read, shape, *settings)
+    window = with_lanes(slid, site, tap_choices=slid.tap_choices)
     out = channels_last(shape, read, window.lanes)
     return ComponentPlan(
         parameters=window.parameters(read.width, read.edge.low),
@@ -199,7 +205,7 @@ def plan_max_pool(site: Site) -> ComponentPlan:
         resources=Resources(memory_bits=window.memory_bits(read.width)),
         holds=(window.hold,),
         buffers=(0,),
-        latency=WINDOW_STAGES + window.taps + MAXIMUM_STAGES,
+        latency=WINDOW_STAGES + window.reduction + MAXIMUM_STAGES,
     )
 
 
@@ -212,7 +218,8 @@ def plan_avg_pool(site: Site) -> ComponentPlan:
     pairs = zip(read.shape[1:], operator.stretches, strict=True)
     axes = [_regular(size, stretches) for size, stretches in pairs]
     _check_channels_last(read)
-    window = with_lanes(_window(axes, read.shape[0]), site)
+    slid = _window(axes, read.shape[0])
+    window = with_lanes(slid, site, tap_choices=slid.tap_choices)
     shape = (read.shape[0], *(axis.windows for axis in axes))
     out = channels_last(shape, read, window.lanes).of(operator.out)
     return ComponentPlan(
@@ -223,7 +230,7 @@ def plan_avg_pool(site: Site) -> ComponentPlan:
         resources=Resources(memory_bits=window.memory_bits(read.width)),
         holds=(window.hold,),
         buffers=(0,),
-        latency=WINDOW_STAGES + window.taps + SUM_STAGES,
+        latency=WINDOW_STAGES + window.reduction + SUM_STAGES,
     )
 
 
@@ -286,7 +293,7 @@ def _check_channels_last(read: Stream) -> None:
 
 
 def with_lanes(
-    window: Window, site: Site, groups: int = 1, tap_choices: Sequence[int] = (1,)
+    window: Window, site: Site, groups: int = 1, *, tap_choices: Sequence[int]
 ) -> Window:
     """Returns the window with the fewest lanes that reach a fold, or the fastest one.
 

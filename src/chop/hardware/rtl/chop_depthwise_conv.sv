@@ -3,13 +3,13 @@
 //
 // Input:   images with channels last, the beats of chop_window, LANES codes of IN_W bits.
 // Output:  for each window p, row by row, FOLDS beats of LANES results of OUT_W bits.
-// Timing:  one window tap per cycle, plus the cycles in which chop_window waits for rows. Pipeline:
-//          chop_window | multiply | register | chop_sum | bias.
-// Memory:  the memory of chop_window. WEIGHT_FILE has a word of LANES weights of WEIGHT_W bits for
-//          each beat of a pixel and each tap, row by row. BIAS_FILE has a word of LANES biases of
-//          BIAS_W bits for each beat of a pixel.
+// Timing:  TAP_LANES window taps per cycle, plus the cycles in which chop_window waits for rows.
+//          Pipeline: chop_window | multiply | register | chop_taps | chop_sum | bias.
+// Memory:  the memory of chop_window. WEIGHT_FILE has a word of TAP_LANES * LANES weights of
+//          WEIGHT_W bits for each beat of a pixel and each beat of taps, tap by tap. BIAS_FILE has a
+//          word of LANES biases of BIAS_W bits for each beat of a pixel.
 //
-// IN_HEIGHT to PAD_CODE are parameters of chop_window.
+// IN_HEIGHT to PAD_CODE and TAP_LANES are parameters of chop_window.
 module chop_depthwise_conv #(
   parameter int LANES = 1,
   parameter int IN_W = 8,
@@ -28,6 +28,7 @@ module chop_depthwise_conv #(
   parameter int DILATION_X = 1,
   parameter int RING = 6,
   parameter     PAD_CODE = 0,
+  parameter int TAP_LANES = 1,
   parameter int WEIGHT_W = 8,
   parameter int BIAS_W = 8,
   parameter int OUT_W = 21,
@@ -44,36 +45,38 @@ module chop_depthwise_conv #(
   output logic                       data_out_0_valid_o,
   input  logic                       data_out_0_ready_i
 );
-  localparam int TAPS      = KERNEL_Y * KERNEL_X;
+  localparam int BEATS     = KERNEL_Y * KERNEL_X / TAP_LANES;
+  localparam int PRODUCTS  = TAP_LANES * LANES;
   // Bits shifted beyond the result need no sum.
   localparam int SUM_W     = (OUT_W > SHIFT) ? OUT_W - SHIFT : 1;
   localparam int FULL_W    = IN_W + WEIGHT_W;
   localparam int PRODUCT_W = (FULL_W < SUM_W) ? FULL_W : SUM_W;
 
-  logic [LANES*IN_W-1:0] codes, codes_q;
-  logic [LANES*WEIGHT_W-1:0] weight, weight_q;
+  logic [PRODUCTS*IN_W-1:0] codes, codes_q;
+  logic [PRODUCTS*WEIGHT_W-1:0] weight, weight_q;
   logic [LANES*BIAS_W-1:0] bias;
-  logic [LANES*PRODUCT_W-1:0] products_q, terms_q;
-  logic [LANES*SUM_W-1:0] sums;
-  logic has_codes, has_weight, has_factors_q, has_products_q, has_terms_q, is_sum_ready;
-  logic has_sums, has_bias, moves, last_moves;
+  logic [PRODUCTS*PRODUCT_W-1:0] products_q, terms_q;
+  logic [LANES*SUM_W-1:0] tree, sums;
+  logic has_codes, has_weight, has_factors_q, has_products_q, has_terms_q, is_tree_ready;
+  logic has_tree, is_sum_ready, has_sums, has_bias, moves, last_moves;
 
   chop_window #(
     .LANES(LANES), .IN_W(IN_W), .FOLDS(FOLDS), .IN_HEIGHT(IN_HEIGHT), .IN_WIDTH(IN_WIDTH),
     .OUT_HEIGHT(OUT_HEIGHT), .OUT_WIDTH(OUT_WIDTH), .KERNEL_Y(KERNEL_Y), .KERNEL_X(KERNEL_X),
     .STRIDE_Y(STRIDE_Y), .STRIDE_X(STRIDE_X), .PADDING_Y(PADDING_Y), .PADDING_X(PADDING_X),
-    .DILATION_Y(DILATION_Y), .DILATION_X(DILATION_X), .RING(RING), .PAD_CODE(PAD_CODE)
+    .DILATION_Y(DILATION_Y), .DILATION_X(DILATION_X), .RING(RING), .PAD_CODE(PAD_CODE),
+    .TAP_LANES(TAP_LANES)
   ) u_window (
     .clk_i, .rst_ni, .data_in_0_i, .data_in_0_valid_i, .data_in_0_ready_o,
     .data_out_0_o(codes), .data_out_0_valid_o(has_codes), .data_out_0_ready_i(moves && has_weight));
 
-  chop_constant #(.W(LANES * WEIGHT_W), .BEATS(FOLDS * TAPS), .FILE(WEIGHT_FILE)) u_weight (
+  chop_constant #(.W(PRODUCTS * WEIGHT_W), .BEATS(FOLDS * BEATS), .FILE(WEIGHT_FILE)) u_weight (
     .clk_i, .rst_ni, .data_out_0_o(weight), .data_out_0_valid_o(has_weight),
     .data_out_0_ready_i(moves && has_codes));
 
-  assign moves = !has_terms_q || is_sum_ready;
+  assign moves = !has_terms_q || is_tree_ready;
 
-  for (genvar i = 0; i < LANES; i++) begin : g_lane
+  for (genvar i = 0; i < PRODUCTS; i++) begin : g_lane
     logic signed [IN_W-1:0] x;
     logic signed [WEIGHT_W-1:0] w;
     logic unused;  // bits beyond those of a narrow sum
@@ -102,8 +105,13 @@ module chop_depthwise_conv #(
     end
   end
 
-  chop_sum #(.LANES(LANES), .IN_W(PRODUCT_W), .OUT_W(SUM_W), .COUNT(TAPS)) u_sum (
+  chop_taps #(.N(TAP_LANES), .LANES(LANES), .IN_W(PRODUCT_W), .OUT_W(SUM_W)) u_taps (
     .clk_i, .rst_ni, .data_in_0_i(terms_q), .data_in_0_valid_i(has_terms_q),
+    .data_in_0_ready_o(is_tree_ready), .data_out_0_o(tree), .data_out_0_valid_o(has_tree),
+    .data_out_0_ready_i(is_sum_ready));
+
+  chop_sum #(.LANES(LANES), .IN_W(SUM_W), .OUT_W(SUM_W), .COUNT(BEATS)) u_sum (
+    .clk_i, .rst_ni, .data_in_0_i(tree), .data_in_0_valid_i(has_tree),
     .data_in_0_ready_o(is_sum_ready), .data_out_0_o(sums), .data_out_0_valid_o(has_sums),
     .data_out_0_ready_i(last_moves && has_bias));
 

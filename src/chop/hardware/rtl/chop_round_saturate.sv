@@ -1,8 +1,8 @@
 // Rounding and saturation: y = min(max(round(v / 2^SHIFT), LOW), HIGH). No other module drops low
 // bits.
 //
-// Timing:  latency 3 cycles while en_i is high. Pipeline: dropped bits | sum and range check |
-//          saturate.
+// Timing:  latency STAGES cycles while en_i is high. Pipeline of 3: dropped bits | sum and range
+//          check | saturate. Pipeline of 1: all but the saturation is ahead of the register.
 //
 // A SHIFT below zero appends zeros. SHIFT may exceed IN_W.
 // ROUNDING 0: to nearest, ties to even (IEEE 754-2019, section 4.3.1). 1: towards minus infinity.
@@ -14,7 +14,8 @@ module chop_round_saturate #(
   parameter int OUT_W    = 8,
   parameter     LOW      = -128,
   parameter     HIGH     = 127,
-  parameter int ROUNDING = 0
+  parameter int ROUNDING = 0,
+  parameter int STAGES   = 3
 ) (
   input  logic                    clk_i,
   input  logic                    en_i,
@@ -33,9 +34,10 @@ module chop_round_saturate #(
   // HIGH and LOW in any case, so the comparisons need not wait for the sum.
   localparam logic signed [63:0] UNCHANGED = (ZEROS > 0) ? MOST : MOST - 1;
 
-  logic signed [ROUND_W-1:0] kept, kept_q, rounded_q;
+  logic signed [ROUND_W-1:0] kept, dropped, rounded_q;
+  logic signed [OUT_W-1:0] y;
   logic signed [WIDE_W-1:0] wide;
-  logic up, up_q, is_above_q, is_below_q;
+  logic up, goes_up, is_above_q, is_below_q;
 
   if (SHIFT <= 0) begin : g_exact
     assign kept = v_i;
@@ -56,17 +58,29 @@ module chop_round_saturate #(
     assign up     = (ROUNDING == 0) && half && ((below != '0) || is_odd);
   end
 
-  assign wide = WIDE_W'(kept_q);
+  assign wide = WIDE_W'(dropped);
+  assign y = is_above_q ? OUT_W'(HIGH_64) :
+             is_below_q ? OUT_W'(LOW_64) : OUT_W'(WIDE_W'(rounded_q) <<< ZEROS);
 
   always_ff @(posedge clk_i) begin
     if (en_i) begin
-      kept_q    <= kept;
-      up_q      <= up;
-      rounded_q <= kept_q + {{(ROUND_W - 1){1'b0}}, up_q};
+      rounded_q  <= dropped + {{(ROUND_W - 1){1'b0}}, goes_up};
       is_above_q <= wide > WIDE_W'(UNCHANGED);
       is_below_q <= wide < WIDE_W'(LEAST);
-      y_o <= is_above_q ? OUT_W'(HIGH_64) :
-             is_below_q ? OUT_W'(LOW_64) : OUT_W'(WIDE_W'(rounded_q) <<< ZEROS);
     end
+  end
+
+  if (STAGES == 3) begin : g_registers
+    always_ff @(posedge clk_i) begin
+      if (en_i) begin
+        dropped <= kept;
+        goes_up <= up;
+        y_o     <= y;
+      end
+    end
+  end else begin : g_wires
+    assign dropped = kept;
+    assign goes_up = up;
+    assign y_o     = y;
   end
 endmodule
