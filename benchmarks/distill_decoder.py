@@ -56,6 +56,11 @@ def describe(sums: Tensor) -> str:
     return f"{mean(sums, torch.arange(len(sums))):.4f} ({low:.4f} to {high:.4f})"
 
 
+def change(before: Tensor, after: Tensor) -> Tensor:
+    """Returns the change of the divergence of each text and its tokens, float64 (texts, 2)."""
+    return torch.stack([after[:, 0] - before[:, 0], before[:, 1]], 1)
+
+
 def rounded(subject: Subject, args: argparse.Namespace) -> MaseGraph:
     """Returns the graph with the linear layers of its blocks in the format."""
     rule = {"config": QuantSpec(weight=parse_format_string(args.format))}
@@ -104,10 +109,8 @@ def main() -> None:
         fit(mg.model, rows, batch_size=args.batch_size, task="causal-lm", progress=name, **training)
         seconds = time.process_time() - began
         after = compare(exact, run(mg.model, subject.test))
-        change = after - before
-        change[:, 1] = before[:, 1]
-        line = {"trained by": name, "KL to float": describe(after), "change": describe(change)}
-        lines.append(line)
+        changed = describe(change(before, after))
+        lines.append({"trained by": name, "KL to float": describe(after), "change": changed})
         print(lines[-1], f"{seconds:.0f} s", flush=True)
     print(markdown_table(lines))
 

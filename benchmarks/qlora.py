@@ -1,4 +1,4 @@
-"""Adapters on packed weights (QLoRA): memory, steps per second and loss, beside bitsandbytes.
+"""Adapters on packed weights (QLoRA): memory, time per step and loss, beside bitsandbytes.
 
     python benchmarks/qlora.py --data FOLDER                                  # SmolLM2, texts
     python benchmarks/qlora.py --data FOLDER --methods float,nf4,nested --steps 20 --dtype bfloat16
@@ -7,6 +7,10 @@ LoRA adapters of peft are trained on windows of training text, from the same sta
 order. Each method runs in a process of its own, so that its peak of memory is its own. The step's
 memory is the peak of resident memory during the steps less the memory before the first one: it has
 activations, gradients and the optimizer. The loss is the mean over tokens of test texts.
+
+The processes take turns after every step, so that the load of the machine affects all methods. A
+step's time is that of its processor. Its ratio to the last method's is the median over steps with a
+95 % interval, without the first step.
 
 `bitsandbytes` is run if it is installed, with its own layers (`Linear4bit`) and double
 quantization, on the layers that the other methods quantize.
@@ -17,6 +21,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import statistics
 import subprocess
 import sys
 import time
@@ -31,6 +36,8 @@ from benchmarks.language_models import _load
 from chop import MaseGraph, passes
 from chop.base.memory import release_freed
 from chop.base.tables import markdown_table
+from chop.bench.record import format_seconds
+from chop.bench.statistics import paired_ratio
 from chop.data import get_tokenized_dataset, load_dataset
 
 FORMATS: dict[str, dict[str, Any]] = {
@@ -42,6 +49,7 @@ FORMATS: dict[str, dict[str, Any]] = {
 METHODS = ("float", *FORMATS, "bitsandbytes")
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 RATE = 2e-4
+READY = "ready for a step"
 
 
 def memory(name: str) -> int:
@@ -120,20 +128,46 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     CLEAR.write_text("5")  # the peak starts anew
     start, seconds = memory("VmRSS"), []
     for batch in batches:
-        clock = time.perf_counter()
+        print(READY, flush=True)
+        sys.stdin.readline()  # the other methods take their step first
+        clock = time.process_time()
         adapted(input_ids=batch, labels=batch).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        seconds.append(time.perf_counter() - clock)
+        seconds.append(time.process_time() - clock)
     peak = memory("VmHWM")
     return {
         "method": args.method,
         "weights (MB)": round(stored / 1e6, 1),
         "step (MB)": round((peak - start) / 1e6),
-        "steps/s": round(1 / sorted(seconds)[len(seconds) // 2], 3),
+        "seconds": seconds[1:],  # the first step allocates
         "loss before": round(before, 4),
         "loss after": round(loss_on(adapted, texts), 4),
     }
+
+
+def answer(child: subprocess.Popen[str]) -> str:
+    """Returns the next line of a process that is `READY` or its numbers."""
+    assert child.stdout is not None
+    for line in child.stdout:
+        if line.startswith((READY, "{")):
+            return line.strip()
+    raise SystemExit(f"A method stopped with exit code {child.wait()}.")
+
+
+def in_turns(methods: list[str]) -> list[dict[str, Any]]:
+    """Returns the numbers of each method, from processes that take turns after every step."""
+    command = [sys.executable, __file__, *sys.argv[1:], "--method"]
+    children, answers = [], []
+    for method in methods:  # one after another, so that one model is loaded at a time
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        children.append(subprocess.Popen([*command, method], text=True, **pipes))
+        answers.append(answer(children[-1]))
+    while READY in answers:
+        for number, child in enumerate(children):
+            print(file=child.stdin, flush=True)
+            answers[number] = answer(child)
+    return [json.loads(line) for line in answers]
 
 
 def main() -> None:
@@ -153,15 +187,17 @@ def main() -> None:
     if args.method:
         print(json.dumps(run(args)))
         return
-    rows = []
-    for method in args.methods.split(","):
-        if method == "bitsandbytes" and find_spec(method) is None:
-            print("bitsandbytes is not installed: skipped.", file=sys.stderr)
-            continue
-        command = [sys.executable, __file__, *sys.argv[1:], "--method", method]
-        printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        rows.append(json.loads(printed.splitlines()[-1]))
-        print(rows[-1], file=sys.stderr)
+    methods = args.methods.split(",")
+    if "bitsandbytes" in methods and find_spec("bitsandbytes") is None:
+        print("bitsandbytes is not installed: skipped.", file=sys.stderr)
+        methods.remove("bitsandbytes")
+    rows = in_turns(methods)
+    last = rows[-1]["seconds"]
+    for row in rows:
+        own = row["seconds"]
+        ratio = paired_ratio(own, last)
+        row["seconds"] = format_seconds(statistics.median(own))
+        row["relative to the last"] = f"{ratio.median:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
     print(markdown_table(rows))
 
 

@@ -81,7 +81,7 @@ def _weights(model: nn.Module) -> Weights:
 
 
 def _auto_round(
-    model: Any, tokenizer: Any, grid: Integers, learning: Learning, amp: bool = True
+    model: Any, tokenizer: Any, grid: Integers, learning: Learning, **settings: bool
 ) -> Weights:
     from auto_round import AutoRound
 
@@ -98,8 +98,8 @@ def _auto_round(
         seqlen=learning.rows.shape[1],
         dataset=torch.utils.data.DataLoader(rows, batch_size=learning.batch_size),
         device_map="cpu",
-        amp=amp,
         enable_torch_compile=False,
+        **settings,
     ).quantize()
     return _weights(tuned[0] if isinstance(tuned, tuple) else tuned)
 
@@ -133,5 +133,8 @@ AUTO_ROUND = ("auto_round", "accelerate", "cpuinfo")
 ROUNDING_PEERS = {
     "auto-round": RoundingPeer(AUTO_ROUND, _auto_round),
     "auto-round, float32": RoundingPeer(AUTO_ROUND, partial(_auto_round, amp=False)),
+    "auto-round, extended": RoundingPeer(
+        AUTO_ROUND, partial(_auto_round, amp=False, enable_alg_ext=True)
+    ),
     "llm-compressor GPTQ": RoundingPeer(("llmcompressor", "loguru"), _llm_compressor),
 }

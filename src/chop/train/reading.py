@@ -109,7 +109,9 @@ def _is_named_pair(value: Any) -> bool:
     return all(np.ndim(column) for column in columns) and len({*map(len, columns)}) == 1
 
 
-def _with_flat_inputs(item: Any, are_columns: bool = False, kind: type = tuple) -> Any:
+def _with_flat_inputs(
+    item: Any, are_columns: bool = False, kind: type[tuple[Any, ...] | list[Any]] = tuple
+) -> Any:
     """Returns (a, b, y) for the pair ((a, b), y) of a model with several inputs.
 
     Args:

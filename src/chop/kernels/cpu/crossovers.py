@@ -31,7 +31,8 @@ COUNTS = (16, 32, 64, 128, 256)
 FEWEST = COUNTS[0]
 REPEATS = 5
 FILE = "crossovers.json"
-Call, Clock = Callable[[], object], Callable[[], float]
+Call = Callable[[], object]
+Clock = Callable[[], float]
 Calls = Callable[[tuple[int, int], int], tuple[Call, Call]]
 """Makes a product by the loops and by oneDNN from the shape of a weight and a number of rows."""
 Table = Mapping[int, float]

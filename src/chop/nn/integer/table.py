@@ -19,7 +19,7 @@ WIDEST_INDEX = 16
 
 def exceeds_table(read: Edge) -> bool:
     """Returns whether an edge has more codes than a table has entries."""
-    return read.high - read.low >= 2**WIDEST_INDEX
+    return bool(read.high - read.low >= 2**WIDEST_INDEX)
 
 
 def check_index(where: str, read: Edge) -> None:
