@@ -40,8 +40,8 @@ TESTED = {
         "guide/import",
         "cache = chop.QuantizedCache.from_checkpoint(model)",
     ): "tests/export/compressed_tensors/test_reader.py",
-    ("guide/language-models", "task: my_task"): HERE,
-    ("guide/search", "for mode in none compress"): HERE,
+    ("guide/evaluate-models", "task: my_task"): HERE,
+    ("guide/search-compare", "for mode in none compress"): HERE,
     ("guide/search-workers", "#!/bin/bash"): HERE,
     ("guide/search-workers", "apiVersion: batch/v1"): HERE,
     ("guide/shard", "plan       weights (kB)"): RUN,
@@ -54,7 +54,7 @@ TESTED = {
 """Page and what a block begins with -> the file that tests it."""
 FORMULAS = {
     ("guide/circuit-dot-products", "sum over blocks of"),
-    ("guide/language-models", "perplexity = exp("),
+    ("guide/evaluate-models", "perplexity = exp("),
 }
 
 
