@@ -99,7 +99,7 @@ NEGATE = check_of_one(i.IntegerNegate(Edge.of(0.5, -127, 128)))
 SUB, MUL = check_of_two(i.IntegerSub), check_of_two(i.IntegerMul)
 MAXIMA, AVERAGES = check_pool(i.IntegerMaxPool2d), check_pool(i.IntegerAvgPool2d)
 TAKES, CREDIT = "takes = can_take && has_beat;", ".valid_i(valid_q[STAGES-1])"
-PARTIAL = "(count_q == '0 ? '0 : partial[lane*OUT_W +: OUT_W])"
+PARTIAL = "(count_q == '0 ? '0 : earlier)"
 CHANNELS = i.ChannelMap(*torch.randn(2, 12, generator=torch.Generator().manual_seed(1)).double())
 AFFINE = check_of_one(i.IntegerBatchNorm(EDGE, CHANNELS))
 THRESHOLDS = check_of_one(i.IntegerThresholds(EDGE, CHANNELS, i.Grid(3.0, -4, 3)))
@@ -122,7 +122,7 @@ MUTANTS = {
     "largest_kept": ("chop_max_pool", "tap_q == '0 || code > best", "code > best", MAXIMA),
     "largest_lost": ("chop_max_pool", f"!is_last || {WAITS}", "1'b1", MAXIMA),
     "padding_counts": ("chop_avg_pool", ".PAD_CODE(PAD_CODE)", ".PAD_CODE(1)", AVERAGES),
-    "sums_kept": ("chop_sum", PARTIAL, "partial[lane*OUT_W +: OUT_W]", check_sum),
+    "sums_kept": ("chop_sum", PARTIAL, "earlier", check_sum),
     "sums_lost": ("chop_sum", f"!has_terms_q || !is_last || {WAITS}", "1'b1", check_sum),
     "one_group": ("chop_conv", ".SETS(GROUPS)", ".SETS(1)", check_conv),
     "turns_slip": ("chop_concat", "(count_q >= COUNT", "(count_q > COUNT", check_concat),

@@ -44,6 +44,7 @@ class Body(nn.Module):
         self.slope = nn.Parameter(torch.rand(4))
         self.prelu = nn.PReLU()
         self.lstm, self.gru = nn.LSTM(4, 4, batch_first=True), nn.GRU(4, 4, batch_first=True)
+        self.instances, self.groups = nn.InstanceNorm2d(2), nn.GroupNorm(2, 2)
 
     def forward(self, x):
         return self.last(self.then(self, self.fc(x)))
@@ -51,20 +52,24 @@ class Body(nn.Module):
 
 WAYS = {
     "product with a buffer of their reciprocals": (lambda m, h: h / 2, lambda m, h: h * m.part),
-    "x.relu.. [+] .-x..relu": (
-        lambda m, h: h.abs(),
-        lambda m, h: h.relu() + (-h).relu(),
+    "x [*] x [*] x": (lambda m, h: h**3, lambda m, h: h * h * h),
+    "x.amax.dim": (lambda m, h: h - h.max(-1, True)[0], lambda m, h: h - h.amax(-1, True)),
+    "torch.cat of slices": (
+        lambda m, h: nn.functional.pad(h[:, None], (1, 0), "replicate")[:, 0, :4],
+        lambda m, h: torch.cat((h[:, :1], h), 1)[:, :4],
     ),
-    "x [*] x": (lambda m, h: h**2, lambda m, h: h * h),
     "F.hardtanh.x, low, high": (
         lambda m, h: h.clamp(-0.5, 1),
         lambda m, h: nn.functional.hardtanh(h, -0.5, 1.0),
     ),
-    "x.relu.. - slope [*] .-x..relu": (
+    "use nn.PReLU": (
+        lambda m, h: nn.functional.prelu(h, m.slope),
         lambda m, h: m.prelu(h),
-        lambda m, h: h.relu() - m.slope * (-h).relu(),
     ),
-    "nn.LeakyReLU": (lambda m, h: m.prelu(h), lambda m, h: nn.functional.leaky_relu(h, 0.25)),
+    "nn.GroupNorm.channels, channels": (
+        lambda m, h: m.instances(h.view(-1, 2, 2, 1)).flatten(1),
+        lambda m, h: m.groups(h.view(-1, 2, 2, 1)).flatten(1),
+    ),
 }
 
 
@@ -87,7 +92,7 @@ def test_rewrites_compute_what_they_replace():
     h = torch.randn(7, 4)
     model = body(None)
     for refused, rewritten in (
-        WAYS[way] for way in ("x.relu.. [+] .-x..relu", "x [*] x", "F.hardtanh.x, low, high")
+        WAYS[way] for way in ("x [*] x [*] x", "torch.cat of slices", "F.hardtanh.x, low, high")
     ):
         torch.testing.assert_close(rewritten(model, h), refused(model, h))
 

@@ -37,6 +37,8 @@ UNNAMED = "arg_"
 """Prefix of the names of positional arguments without a known signature."""
 WITH_NUMBERS = (IntegerAdd, IntegerSub, IntegerMul)
 """Operators of two tensors that a model can also call with a tensor and a number."""
+WIDE = {torch.float32, torch.float64}
+"""Dtypes between which a cast does not change codes."""
 MAX_POOLS = (IntegerMaxPool1d, IntegerMaxPool2d)
 
 
@@ -153,7 +155,8 @@ def is_moved(mg: MaseGraph, node: fx.Node, folded: Folded) -> bool:
     row = mg.operator(node)
     if row.layout == "cast":
         (source,) = node.all_input_nodes[:1] or (node,)
-        return bool(folded.values[node].dtype == folded.values[source].dtype)
+        dtypes = {folded.values[node].dtype, folded.values[source].dtype}
+        return len(dtypes) == 1 or dtypes == WIDE
     return row.only_moves or row.layout in ("copied", "read") or row.kind is Kind.DROPOUT
 
 

@@ -7,17 +7,18 @@ computed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from chop.errors import ConfigError
 from chop.integer.builder import GraphBuilder
-from chop.integer.calls import BoundCall, bind, has_thresholds, is_lookup, is_moved
+from chop.integer.calls import WITH_NUMBERS, BoundCall, bind, has_thresholds, is_lookup, is_moved
 from chop.integer.folding import Folded
 from chop.integer.grids import AnyGrid, Grids, grid_text, holds, requantizer
 from chop.integer.masks import proven_mask
@@ -34,11 +35,16 @@ from chop.nn.integer import (
     Encode,
     EncodeBlocks,
     Grid,
+    IntegerAMax,
     IntegerBatchNorm,
+    IntegerConvTranspose2d,
+    IntegerGroupNorm,
     IntegerNegate,
     IntegerOperator,
     IntegerOptions,
     IntegerReLU,
+    IntegerResample,
+    IntegerSquare,
     IntegerThresholds,
     Table,
 )
@@ -171,9 +177,37 @@ class GraphLowering:
             return self._table(node, grid)
         if self.mg.operator(node).integer is IntegerNegate and grid.rounding == "nearest_even":
             return self._negated(node, grid)
+        if self._commutes(node, grid):
+            return self._compute_codes(node, grid, suffix)
         if has_thresholds(self.mg, node, grid):
             return self._compare(node, grid, suffix)
         return self._round(node, grid, suffix)
+
+    def _commutes(self, node: fx.Node, grid: Grid) -> bool:
+        """Returns whether a node selects codes, so that rounding may precede it.
+
+        Zeros that it adds have to be the code 0.
+        """
+        kind = self.mg.operator(node).integer or IntegerOperator
+        if isinstance(self.mg.get_module(node), QuantizedOperator):
+            return False
+        has_zero = grid.rounding != "sign" and grid.low <= 0 <= grid.high
+        return issubclass(kind, IntegerAMax) or (issubclass(kind, IntegerResample) and has_zero)
+
+    def _compute_codes(self, node: fx.Node, grid: Grid, suffix: str) -> Codes:
+        """Rounds the operand of a node that selects codes, instead of its result."""
+        bound, row = bind(self.mg, node, self.folded), self.mg.operator(node)
+        assert row.integer is not None
+        read = self.coded(bound.inputs[0], grid)
+        with _naming(node):
+            operator = row.integer.from_quantized(
+                self.mg.get_module(node), [read.proven], self.options, bound.call
+            )
+        result = self.call(node, operator, (read,), suffix)
+        step = Step(node.name, row.name, (read,), result, bound.reference, self.dtype(node))
+        step.readers.append((result.node, grid))
+        self.steps.append(step)
+        return result
 
     def _compare(
         self, node: fx.Node, grid: Grid, suffix: str, relu: Callable[[Tensor], Tensor] | None = None
@@ -285,12 +319,34 @@ class GraphLowering:
             return self.call(node, requantizer(result.proven, grid), (result,), suffix)
         bound = bind(self.mg, node, self.folded)
         inputs = tuple(map(self._read, bound.inputs, bound.operands, [bound] * len(bound.inputs)))
-        edges = [given.edge for given in inputs if given.edge is not None]
-        operator = row.integer.from_quantized(module, edges, self.options, bound.call)
-        result = self.call(node, operator, inputs)
+        result = self._add_steps(node, row.integer, bound, inputs)
         return self.note(
             node, Step(node.name, row.name, inputs, result, bound.reference, self.dtype(node))
         )
+
+    def _add_steps(
+        self, node: fx.Node, kind: type[IntegerOperator], bound: BoundCall, inputs: Sequence[Codes]
+    ) -> Codes:
+        """Adds the operator of a node; some consist of several."""
+        module, edges = bound.module or self.mg.get_module(node), [x.edge for x in inputs if x.edge]
+        if issubclass(kind, IntegerConvTranspose2d):
+            spread = kind.spread(module, edges[0], bound.call)
+            inputs = (self.call(node, spread, tuple(inputs), "_spread"),)
+            edges = [spread.out]
+        if not issubclass(kind, IntegerGroupNorm):
+            operator = kind.from_quantized(module, edges, self.options, bound.call)
+            times = 2 if issubclass(kind, IntegerSquare) else 1
+            return self.call(node, operator, tuple(inputs) * times)
+        if not isinstance(module, nn.GroupNorm):
+            raise ConfigError("a group norm by a function call has no integer form; use a module.")
+        shape = list(bound.call.shapes[0])
+        rows = [-1, module.num_groups, math.prod(shape[1:]) // module.num_groups]
+        grouped = self.builder.call_method(node, "reshape", inputs[0].node, rows)
+        norm = kind.from_quantized(module, edges, self.options, replace(bound.call, shapes=[rows]))
+        normed = self.call(node, norm, (Codes(grouped, edges[0]),), "_normalized")
+        codes = self.builder.call_method(node, "reshape", normed.node, [-1, *shape[1:]])
+        channels = ChannelMap.from_group_norm(module, norm.out.scalar_step, len(shape))
+        return self.call(node, IntegerBatchNorm(norm.out, channels), (Codes(codes, norm.out),))
 
     def _data_out(self, node: fx.Node) -> AnyGrid | None:
         module = self.mg.get_module(node)
@@ -348,6 +404,10 @@ class GraphLowering:
 
     def _read(self, node: fx.Node, operand: str | None, bound: BoundCall) -> Codes:
         if not self.folded.is_float(node):
+            if node in self.folded.static and self.mg.operator(bound.node).integer in WITH_NUMBERS:
+                # torch reads a constant of integers as it is.
+                values: Tensor = self.folded.values[node]
+                return self.call(node, Constant(values.long(), 1.0), (), "_codes")
             return Codes(self.whole_numbers(node), None)
         if bound.module is None or operand is None:
             return self.exact(node)

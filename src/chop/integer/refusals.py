@@ -16,6 +16,7 @@ from chop.integer.suggestions import Refusal
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import Kind
 from chop.ir.settled import operand_text
+from chop.nn.integer import IntegerPReLU
 from chop.nn.integer.parameters import integer_parameter
 from chop.nn.quantized import (
     QuantCall,
@@ -67,6 +68,8 @@ def _refuse_node(mg: MaseGraph, node: fx.Node, folded: Folded, grids: Grids) -> 
     if not isinstance(module, QuantizedOperator):
         if row.integer is None or (row.is_quantizable and not row.integer.reads_exact):
             yield f"{node.name} ({row.name}, float)"
+        elif row.integer is IntegerPReLU and module is None:
+            yield f"{node.name} ({row.name} with parameters that no module owns)"
         return
     if row.integer is None and not isinstance(module, QuantScaledDotProductAttention):
         yield f"{node.name} ({row.name})"

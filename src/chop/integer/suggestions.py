@@ -27,23 +27,18 @@ ROUNDED_AHEAD = (
     "add a buffer of zeros to its input, x + self.zeros, because sums have a format, or use an "
     "activation with a format, such as relu, gelu, silu or tanh"
 )
-OTHER_NORM = "replace it with an nn.BatchNorm2d and retrain"
+OTHER_NORM = "write an instance norm as nn.GroupNorm(channels, channels)"
 RETURN = "return the scores, and {name} them in the program that reads them"
 REWRITES: Mapping[str, str] = MappingProxyType(
     {
-        "abs": "write |x| as x.relu() + (-x).relu()",
-        "pow": "write powers as products, x * x",
-        "square": "write powers as products, x * x",
         "clamp": "write clamp as F.hardtanh(x, low, high)",
         "clip": "write clip as F.hardtanh(x, low, high)",
-        "prelu": "write PReLU as x.relu() - slope * (-x).relu(), or use nn.LeakyReLU",
         "div": "write a division by constants as a product with a buffer of their reciprocals",
-        "pad": "pad an image by padding= of the convolution that reads it",
-        "amax": "write the maximum of each image channel as nn.MaxPool2d of the image size",
+        "prelu": "use nn.PReLU",
+        "max": "write x.max(dim)[0] as x.amax(dim)",
         "expand_as": "write expand_as as expand with explicit sizes",
         "lstm": "write the gates as linear layers, sigmoid, tanh and products, unrolled over time",
         "gru": "write the gates as linear layers, sigmoid, tanh and products, unrolled over time",
-        "group_norm": OTHER_NORM,
         "instancenorm2d": OTHER_NORM,
         "instance_norm": OTHER_NORM,
         "log_softmax": RETURN.format(name="log_softmax"),

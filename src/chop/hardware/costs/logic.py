@@ -345,6 +345,13 @@ def _affine(p: Parameters) -> Logic:
     return credits_logic(bits, 5).plus(words_logic(p["WORDS"])).plus(own)
 
 
+def _prelu(p: Parameters) -> Logic:
+    """Estimates a product of each lane, the code beside it, and the words of the channels."""
+    bits = p["LANES"] * p["OUT_W"]
+    own = Logic(3, bits + 4 * p["LANES"] * p["IN_W"] + 5, bits=bits, added=bits)
+    return credits_logic(bits, 5).plus(words_logic(p["WORDS"])).plus(own)
+
+
 def _thresholds(p: Parameters) -> Logic:
     """Estimates the comparisons of each lane, and the sum of their bits."""
     count, lanes = p["THRESHOLDS"], p["LANES"]
@@ -385,6 +392,20 @@ def _select(p: Parameters) -> Logic:
     return Logic(4 * count + HANDSHAKE, p["W"] + count + 1)
 
 
+def _reorder(p: Parameters) -> Logic:
+    """Estimates two banks, the address, and its counters."""
+    width, words = p["W"], 2 * p["WORDS"]
+    counts = sum(count_bits(p[name]) for name in p if name.startswith("COUNT_"))
+    address = count_bits(words)
+    own = Logic(
+        4 * address + 2 * counts + HANDSHAKE,
+        3 * width + 2 * address + counts + 9,
+        ((words, width),),
+        width,
+    )
+    return credits_logic(width, 3).plus(own)
+
+
 FORMULAS: Mapping[str, Callable[[Parameters], Logic]] = {
     "chop_add": _add,
     "chop_affine": _affine,
@@ -406,7 +427,9 @@ FORMULAS: Mapping[str, Callable[[Parameters], Logic]] = {
     "chop_max_pool": _max_pool,
     "chop_mul": _product,
     "chop_negate": _relu,
+    "chop_prelu": _prelu,
     "chop_relu": _relu,
+    "chop_reorder": _reorder,
     "chop_requantize": _requantize,
     "chop_requantize_blocks": _requantize_blocks,
     "chop_round": _round,

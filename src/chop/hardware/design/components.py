@@ -17,6 +17,7 @@ from chop.hardware.plans import (
     matmul,
     norm,
     reduce,
+    reorder,
     requantize_blocks,
     softmax,
     weighted,
@@ -26,6 +27,8 @@ from chop.ir.ops import Kind
 from chop.nn import integer
 
 _ROWS = (
+    Component(integer.IntegerAMax, "chop_sum", reduce.plan_sum, kind=Kind.ARITHMETIC),
+    Component(integer.IntegerAbs, "chop_negate", elementwise.plan_abs, kind=Kind.ARITHMETIC),
     Component(
         integer.IntegerAdaptiveAvgPool1d,
         "chop_avg_pool",
@@ -69,8 +72,16 @@ _ROWS = (
         integer.IntegerConv2d, "chop_conv", convolution.plan_conv, spatial=2, kind=Kind.PRODUCT
     ),
     Component(
+        integer.IntegerConvTranspose2d,
+        "chop_conv",
+        convolution.plan_conv,
+        spatial=2,
+        kind=Kind.PRODUCT,
+    ),
+    Component(
         integer.IntegerEmbedding, "chop_embedding", lookup.plan_embedding, kind=Kind.CONSTANT
     ),
+    Component(integer.IntegerGroupNorm, "chop_layer_norm", norm.plan_norm, kind=Kind.NORM),
     Component(integer.IntegerLayerNorm, "chop_layer_norm", norm.plan_norm, kind=Kind.NORM),
     Component(integer.IntegerLinear, "chop_linear", weighted.plan_linear, kind=Kind.PRODUCT),
     Component(integer.IntegerMatmul, "chop_matmul", matmul.plan_matmul, kind=Kind.PRODUCT),
@@ -88,6 +99,10 @@ _ROWS = (
         spatial=2,
         kind=Kind.POOLING,
     ),
+    *(
+        Component(kind, "chop_reorder", reorder.plan_resample)
+        for kind in (integer.IntegerInterpolate, integer.IntegerPad, integer.IntegerResample)
+    ),
     Component(integer.IntegerMean, "chop_sum", reduce.plan_sum, kind=Kind.ARITHMETIC),
     Component(
         integer.IntegerMul,
@@ -97,10 +112,18 @@ _ROWS = (
         kind=Kind.ARITHMETIC,
     ),
     Component(integer.IntegerNegate, "chop_negate", elementwise.plan_negate, kind=Kind.ARITHMETIC),
+    Component(integer.IntegerPReLU, "chop_prelu", elementwise.plan_prelu, kind=Kind.ACTIVATION),
     Component(integer.IntegerRMSNorm, "chop_layer_norm", norm.plan_norm, kind=Kind.NORM),
     Component(integer.IntegerReLU, "chop_relu", elementwise.plan_relu, kind=Kind.ACTIVATION),
     Component(integer.IntegerScale, "chop_scale", elementwise.plan_scale, kind=Kind.ARITHMETIC),
     Component(integer.IntegerSoftmax, "chop_softmax", softmax.plan_softmax, kind=Kind.ACTIVATION),
+    Component(
+        integer.IntegerSquare,
+        "chop_mul",
+        elementwise.plan_mul,
+        is_broadcast=True,
+        kind=Kind.ARITHMETIC,
+    ),
     Component(
         integer.IntegerSub,
         "chop_add",

@@ -10,25 +10,29 @@ from types import UnionType
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from chop.base.reach import reached
 from chop.errors import ConfigError
 from chop.hardware.design.components import get_component
 from chop.hardware.design.indices import index_edge
 from chop.hardware.design.lanes import divisors, fewest_lanes
+from chop.hardware.design.origins import Origins
 from chop.hardware.design.plan import RTL, Component, ComponentPlan, Site
 from chop.hardware.design.signals import signal_names
-from chop.hardware.design.stream import Stream
+from chop.hardware.design.stream import OrderError, Stream
 from chop.hardware.design.values import Fixed, Mask, Wire, in_turn, moved, mover
 from chop.hardware.plans.order import concat_plan, constant_plan, copies_plan, select_plan
+from chop.hardware.plans.reorder import ZERO, reorder_plan, slowest_first
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import Kind
-from chop.nn.integer import Constant, Decode, Encode, EncodeBlocks
+from chop.nn.integer import Constant, Decode, Encode, EncodeBlocks, IntegerResample
 from chop.nn.integer.mask import KeptKeys
 
 Value = Wire | Fixed
 WHERE = "hardware"
+MOST_ORDERS = 3
+"""Reorderings of the inputs of an operator until its plan is refused."""
 ENCODERS = Encode | EncodeBlocks
 """Encoders, which the host computes ahead of a circuit."""
 
@@ -153,6 +157,7 @@ class _Builder:
         self.values: dict[fx.Node, Value] = {}
         self.masks: dict[fx.Node, Mask] = {}
         self.instances: list[Instance] = []
+        self.origins = Origins()
         self.inputs: list[Boundary] = []
         self.outputs: list[Boundary] = []
 
@@ -164,7 +169,20 @@ class _Builder:
                 self._visit(node)
             except ConfigError as error:
                 raise ConfigError(f"{WHERE}: node '{node.name}': {error}") from error
-        return Netlist(self.instances, self.inputs, self.outputs)
+        return Netlist(self._used(), self.inputs, self.outputs)
+
+    def _used(self) -> list[Instance]:
+        """Returns the instances that others or ports read, in order.
+
+        A reordered copy of a stream may replace an instance that moved its codes before.
+        """
+        used = {port.wire.signal for port in self.outputs}
+        read: list[Instance] = []
+        for instance in reversed(self.instances):
+            if instance.name in used or instance.name not in self.origins:
+                used |= {wire.signal for wire in instance.inputs}
+                read.append(instance)
+        return read[::-1]
 
     def _circuit(self) -> list[fx.Node]:
         """Returns the nodes from the host's encoders to its decoders, inclusive, in order."""
@@ -262,10 +280,12 @@ class _Builder:
         """Returns the dimensions of windows over a value, also behind elementwise operators."""
         most = 0
         for user in node.users:
-            row = get_component(type(self.mg.get_module(user)))
+            module = self.mg.get_module(user)
+            row, is_resized = get_component(type(module)), isinstance(module, IntegerResample)
+            keeps_shape = is_resized or self._shape(user) == self._shape(node)
             if row and row.spatial:
                 most = max(most, row.spatial)
-            elif row and len(user.all_input_nodes) == 1 and self._shape(user) == self._shape(node):
+            elif row and len(user.all_input_nodes) == 1 and keeps_shape:
                 most = max(most, self._spatial(user))
         return most
 
@@ -282,15 +302,12 @@ class _Builder:
             self.outputs.append(Boundary(self.names[source.name], source.name, wire))
 
     def _operate(self, node: fx.Node, operator: nn.Module, row: Component) -> Wire:
-        streams, kind = self._streams(node, row), type(operator).__name__
-        mask_keys = next((self.masks[s].keys for s in _tensors(node) if s in self.masks), None)
-        site = Site(operator, [wire.stream for wire in streams], self.fold, mask_keys)
-        # The integer program chooses lanes that are independent of the producers; converters join
-        # them.
-        if node.name in self.folds:
-            site = site.alone(self.folds[node.name], node.name in self.soft)
-        plan, name = row.plan(site), self.names[node.name]
-        module, inputs = plan.module or row.module, tuple(streams)
+        kind, name = type(operator).__name__, self.names[node.name]
+        site, plan, wires = self._plan(node, operator, row, self._streams(node, row))
+        module, inputs = plan.module or row.module, tuple(wires)
+        if isinstance(operator, IntegerResample):
+            places = operator.gathered(wires[0].stream.positions, ZERO)
+            self.origins.add(name, wires[0], places, plan.out)
         made = Instance(
             name,
             kind,
@@ -305,6 +322,51 @@ class _Builder:
         )
         self.instances.append(made)
         return made.output
+
+    def _plan(
+        self,
+        node: fx.Node,
+        operator: nn.Module,
+        row: Component,
+        wires: Sequence[Wire],
+        attempts: int = MOST_ORDERS,
+    ) -> tuple[Site, ComponentPlan, Sequence[Wire]]:
+        """Returns the site and the plan of an operator, and its inputs in an order that fits."""
+        site = self._site(node, operator, wires)
+        try:
+            return site, row.plan(site), wires
+        except OrderError as error:
+            if attempts == 0:
+                raise
+            ordered = self._in_orders(self.names[node.name], wires, error)
+        return self._plan(node, operator, row, ordered, attempts - 1)
+
+    def _site(self, node: fx.Node, operator: nn.Module, wires: Sequence[Wire]) -> Site:
+        mask_keys = next((self.masks[s].keys for s in _tensors(node) if s in self.masks), None)
+        site = Site(operator, [wire.stream for wire in wires], self.fold, mask_keys)
+        # The integer program chooses lanes that are independent of the producers; converters join
+        # them.
+        if node.name in self.folds:
+            return site.alone(self.folds[node.name], node.name in self.soft)
+        return site
+
+    def _in_orders(self, name: str, wires: Sequence[Wire], error: OrderError) -> list[Wire]:
+        """Returns the inputs of an operator in an order that it accepts."""
+        wanted = dict(error.wanted)
+        if error.is_choice:
+            # The input with the smaller frame ahead of moves, such as a factor of each channel.
+            k = min(wanted, key=lambda k: self.origins.source(wires[k])[0].stream.size)
+            wanted = {k: wanted[k]}
+        return [
+            self._reordered(f"{name}_order_{k}", wire, wanted[k]) if k in wanted else wire
+            for k, wire in enumerate(wires)
+        ]
+
+    def _reordered(self, name: str, wire: Wire, wanted: Tensor) -> Wire:
+        while name in {instance.name for instance in self.instances}:
+            name += "_again"
+        plan, source = self.origins.reordered(name, wire, wanted, self.fold)
+        return self._instance(name, "reorder", "chop_reorder", plan, [source])
 
     def _streams(self, node: fx.Node, row: Component) -> list[Wire]:
         """Returns the input streams of an operator; a constant is sent like the other operand."""
@@ -370,8 +432,23 @@ class _Builder:
         return result
 
     def _concat(self, name: str, first: Wire, second: Wire, dim: int) -> Wire:
-        plan = concat_plan(first.stream, second.stream, dim)
-        return self._instance(name, "cat", "chop_concat", plan, [first, second])
+        # The dimension that varies fastest in both streams is joined pixel by pixel.
+        order, rank = slowest_first(first.stream), len(first.stream.shape)
+        if order[-1] != rank + dim or slowest_first(second.stream) != order:
+            order = list(range(rank))
+        back, along = [order.index(d) for d in range(rank)], order.index(rank + dim) - rank
+        try:
+            sent = [wire.permuted(order).stream for wire in (first, second)]
+            plan = concat_plan(sent[0], sent[1], along)
+        except OrderError:
+            back, rows = list(range(rank)), [torch.arange(w.stream.size) for w in (first, second)]
+            first, second = (
+                self._reordered(f"{name}_order_{k}", wire, row.view(wire.stream.shape))
+                for k, (wire, row) in enumerate(zip((first, second), rows, strict=True))
+            )
+            plan = concat_plan(first.stream, second.stream, dim)
+        joined = self._instance(name, "cat", "chop_concat", plan, [first, second])
+        return joined.permuted(back)
 
     def _move(self, node: fx.Node) -> Value:
         (source,), moves = _tensors(node), [mover(node, self.mg.get_module(node))]
@@ -387,12 +464,20 @@ class _Builder:
         # A permutation needs no circuit: the wire is the same, and only its positions change.
         if distinct == places.numel() == value.stream.size:
             return Wire(value.signal, replace(value.stream, positions=places))
-        name = self.names[node.name]
-        if distinct == places.numel():
-            plan = select_plan(value.stream, places)
-            return self._instance(name, "getitem", "chop_select", plan, [value])
-        plan = copies_plan(value.stream, places, self.folds.get(node.name, self.fold))
-        return self._instance(name, "expand", "chop_copies", plan, [value])
+        name, fold = self.names[node.name], self.folds.get(node.name, self.fold)
+        is_part = distinct == places.numel()
+        kind, module = ("getitem", "chop_select") if is_part else ("expand", "chop_copies")
+        try:
+            plan = (
+                select_plan(value.stream, places)
+                if is_part
+                else copies_plan(value.stream, places, fold)
+            )
+        except ConfigError:
+            wanted = torch.arange(places.numel()).view(places.shape)
+            plan, module = reorder_plan(value.stream, places, wanted, fold), "chop_reorder"
+        self.origins.add(name, value, places, plan.out)
+        return self._instance(name, kind, module, plan, [value])
 
     def _instance(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -11,6 +12,21 @@ from torch import Tensor
 
 from chop.errors import ConfigError
 from chop.nn.integer import Edge
+
+
+class OrderError(ConfigError):
+    """Raised if a component needs the codes of an input in another order.
+
+    Args:
+        message: the reason.
+        wanted: by input, int64 positions that the component accepts, in a shape to which the
+            input's shape broadcasts.
+        is_choice: one of the inputs in another order suffices.
+    """
+
+    def __init__(self, message: str, wanted: Mapping[int, Tensor], is_choice: bool = False) -> None:
+        super().__init__(message)
+        self.wanted, self.is_choice = wanted, is_choice
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +117,7 @@ class Stream:
         """Returns the rows along the last `dims` dimensions.
 
         Raises:
-            ConfigError: if a row is interrupted by others, or feature orders differ.
+            OrderError: if a row is interrupted by others, or feature orders differ.
         """
         shape = self.shape[: len(self.shape) - dims]
         flat = self.positions.reshape(math.prod(shape), -1)
@@ -109,7 +125,8 @@ class Stream:
         # All positions of an uninterrupted row have the same quotient.
         places, order = flat // features, flat % features
         if bool((places != places[:, :1]).any()) or bool((order != order[:1]).any()):
-            raise ConfigError(
-                f"rows of {features} elements are interleaved, or differ in the order of elements"
+            raise OrderError(
+                f"rows of {features} elements are interleaved, or differ in the order of elements",
+                {0: torch.arange(self.size).view(self.shape)},
             )
         return Rows(count, features, places[:, 0].view(shape), order[0])

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from chop.errors import ConfigError
-from chop.hardware.design.stream import Stream
+from chop.hardware.design.stream import OrderError, Stream
 from chop.nn.integer import Edge
 from chop.nn.integer.mask import KeptKeys
 
@@ -44,6 +44,11 @@ class Wire:
     def unsqueezed(self, dim: int) -> Self:
         """Returns the wire with an added dimension of size one, `dim` counted from the end."""
         positions = self.stream.positions.unsqueeze(dim)
+        return replace(self, stream=replace(self.stream, positions=positions))
+
+    def permuted(self, dims: Sequence[int]) -> Self:
+        """Returns the wire with its dimensions in another order, as `torch.permute`."""
+        positions = self.stream.positions.permute(tuple(dims))
         return replace(self, stream=replace(self.stream, positions=positions))
 
 
@@ -134,7 +139,7 @@ def joined(first: Stream, second: Stream, dim: int) -> Tensor:
         dim: dimension of the concatenation, counted from the end.
     Returns: int64, shape of one result sample.
     Raises:
-        ConfigError: if the streams' order differs from that of the result.
+        OrderError: if the streams' order differs from that of the result.
     """
     outer = torch.Size(first.shape[: len(first.shape) + dim]).numel()
     parts, start, period = [], 0, (first.size + second.size) // outer
@@ -144,7 +149,7 @@ def joined(first: Stream, second: Stream, dim: int) -> Tensor:
         own = stream.size // outer
         turn = turns.view(*stream.shape[: len(stream.shape) + dim], *[1] * -dim)
         if bool((stream.positions // own != turn).any()):
-            raise ConfigError("its inputs are not sent row by row in the same order of rows")
+            raise OrderError("its inputs are not sent row by row in the same order of rows", {})
         parts.append(turn * period + start + stream.positions % own)
         start += own
     return torch.cat(parts, dim)

@@ -11,13 +11,14 @@ from torch import Tensor
 from chop.errors import ConfigError
 from chop.hardware.design.lanes import divisors, fewest_lanes
 from chop.hardware.design.plan import DIRECT, ComponentPlan, Memory, Resources, Site
-from chop.hardware.design.stream import Stream
+from chop.hardware.design.stream import OrderError, Stream
 from chop.hardware.plans.division import Division
 from chop.nn.integer import (
     IntegerAdd,
     IntegerBatchNorm,
     IntegerMul,
     IntegerOperator,
+    IntegerPReLU,
     IntegerScale,
     IntegerThresholds,
     Requantize,
@@ -38,15 +39,9 @@ MULTIPLY_STAGES = 2
 SCALE_STAGES = 5
 """Cycles of `chop_scale` and of the FIFO behind it."""
 AFFINE_STAGES = 7
-"""Cycles of `chop_affine` and of the FIFO behind it."""
+"""Cycles of `chop_affine` or `chop_prelu` and of the FIFO behind it."""
 THRESHOLD_STAGES = 6
 """Cycles of `chop_thresholds` and of the FIFO behind it."""
-
-
-BROADCAST = (
-    "; to scale the channels of an image, put channels last, such as "
-    "x.permute(0, 2, 3, 1) * scale[:, None, None, :].expand(-1, height, width, -1)"
-)
 
 
 def plan_relu(site: Site) -> ComponentPlan:
@@ -58,6 +53,11 @@ def plan_relu(site: Site) -> ComponentPlan:
 def plan_negate(site: Site) -> ComponentPlan:
     """Plans a negation."""
     return _elementwise(site, {"IN_W": site.inputs[0].width})
+
+
+def plan_abs(site: Site) -> ComponentPlan:
+    """Plans a magnitude."""
+    return _elementwise(site, {"IN_W": site.inputs[0].width, "MAGNITUDE": 1})
 
 
 def plan_table(site: Site) -> ComponentPlan:
@@ -158,6 +158,16 @@ def plan_affine(site: Site) -> ComponentPlan:
     (_, factor_bits), (_, shift_bits) = fields
     parameters = {"IN_W": read.width, "FACTOR_W": factor_bits, "SHIFT_W": shift_bits}
     plan = _by_channel(site, parameters, fields, (read.width, factor_bits))
+    return replace(plan, latency=AFFINE_STAGES)
+
+
+def plan_prelu(site: Site) -> ComponentPlan:
+    """Plans a PReLU: a multiplier per lane for codes below zero."""
+    operator, read = site.operator, site.inputs[0]
+    assert isinstance(operator, IntegerPReLU)
+    bits = bit_width(int(operator.factor.min()), int(operator.factor.max()))
+    parameters = {"IN_W": read.width, "FACTOR_W": bits, "SHIFT": operator.shift}
+    plan = _by_channel(site, parameters, [(operator.factor, bits)], (read.width, bits))
     return replace(plan, latency=AFFINE_STAGES)
 
 
@@ -288,8 +298,24 @@ def _plan_pair(
     """
     a, b = site.inputs
     if not torch.equal(a.positions, b.positions):
-        raise ConfigError(
-            f"{type(site.operator).__name__}: expected two inputs with the same shape and "
-            f"order, got shapes {a.shape} and {b.shape}{BROADCAST * (len(a.shape) == 3)}."
+        text = (
+            f"{type(site.operator).__name__}: expected two inputs with the same shape and order, "
+            f"got shapes {a.shape} and {b.shape}."
         )
+        raise OrderError(text, _same_order(a, b, text), is_choice=True)
     return _elementwise(site, {"IN_0_W": a.width, "IN_1_W": b.width, **parameters}, multiplier)
+
+
+def _same_order(a: Stream, b: Stream, refusal: str) -> dict[int, Tensor]:
+    """Returns the orders in which one of two inputs, or both, could be sent.
+
+    Raises:
+        ConfigError: if their shapes do not broadcast within samples.
+    """
+    sizes = [{m, n} - {1} for m, n in zip(a.shape, b.shape, strict=False)]
+    # Dimensions that only one input has would be the batch of the other one.
+    if len(a.shape) != len(b.shape) or any(len(size) > 1 for size in sizes):
+        raise ConfigError(f"{refusal[:-1]}; expand both to one shape.")
+    shape = tuple(map(max, a.shape, b.shape))
+    full = {k: stream.positions for k, stream in ((1, a), (0, b)) if stream.shape == shape}
+    return full or {k: torch.arange(torch.Size(shape).numel()).view(shape) for k in (0,)}

@@ -10,10 +10,11 @@ from torch import Tensor
 from chop.errors import ConfigError
 from chop.hardware.design.lanes import converter_cycles, divisors, first_within
 from chop.hardware.design.plan import ComponentPlan, Resources, Site
-from chop.hardware.design.stream import Stream
+from chop.hardware.design.stream import OrderError, Stream
 from chop.hardware.plans.weighted import PRODUCT_STAGES
 from chop.nn.integer import IntegerMatmul
 
+ORDER = "the operands are not sent row by row, each row head by head"
 ROWS_AHEAD = 2
 """Rows in a FIFO for the first operand, which is read in bursts, once for all results of a row."""
 
@@ -79,16 +80,17 @@ def _is_transposed(a: Stream, b: Stream, heads: int) -> bool:
     """Returns whether the second operand sends the terms of a sum fastest instead of the columns.
 
     Raises:
-        ConfigError: if the operands have another order.
+        OrderError: if the operands have another order.
     """
     rows, terms, columns = a.shape[-2], a.shape[-1], b.shape[-1]
     by_head = b.positions.reshape(heads, terms, columns)
-    if torch.equal(a.positions.reshape(heads, rows, terms), _head_by_head(heads, rows, terms)):
-        if torch.equal(by_head.transpose(1, 2), _head_by_head(heads, columns, terms)):
-            return True
-        if torch.equal(by_head, _head_by_head(heads, terms, columns)):
-            return False
-    raise ConfigError("the operands are not sent row by row, each row head by head")
+    wanted = _head_by_head(heads, rows, terms), _head_by_head(heads, terms, columns)
+    is_transposed = torch.equal(by_head.transpose(1, 2), _head_by_head(heads, columns, terms))
+    if not torch.equal(a.positions.reshape(heads, rows, terms), wanted[0]):
+        raise OrderError(ORDER, {0: wanted[0].reshape(a.shape)})
+    if not is_transposed and not torch.equal(by_head, wanted[1]):
+        raise OrderError(ORDER, {1: wanted[1].reshape(b.shape)})
+    return is_transposed
 
 
 def _head_by_head(heads: int, rows: int, features: int) -> Tensor:

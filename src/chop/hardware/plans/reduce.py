@@ -1,4 +1,4 @@
-"""Plan of sums and means along dimensions."""
+"""Plan of sums, means and maxima along dimensions."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor
 from chop.errors import ConfigError
 from chop.hardware.design.lanes import converter_cycles, divisors, first_within
 from chop.hardware.design.plan import ComponentPlan, Resources, Site
-from chop.hardware.design.stream import Stream
-from chop.nn.integer import IntegerMean, IntegerSum
+from chop.hardware.design.stream import OrderError, Stream
+from chop.nn.integer import IntegerSum
 
 SUM_STAGES = 2
 """Cycles of `chop_sum` from the last term to the sum."""
@@ -32,9 +32,9 @@ class _Groups(NamedTuple):
 
 
 def plan_sum(site: Site) -> ComponentPlan:
-    """Plans sums of codes at regular stream distances, over rows or over features."""
+    """Plans sums or maxima of codes at regular stream distances, over rows or over features."""
     operator, (read,) = site.operator, site.inputs
-    assert isinstance(operator, IntegerSum | IntegerMean)
+    assert isinstance(operator, IntegerSum)
     groups = _groups(operator, read)
     across = groups.inner == 1
 
@@ -53,6 +53,7 @@ def plan_sum(site: Site) -> ComponentPlan:
             "COUNT": groups.terms // lanes if across else groups.terms,
             "INNER": 1 if across else groups.inner // lanes,
             "ACROSS": int(across),
+            "MAXIMUM": int(operator.is_maximum),
         },
         lanes=(lanes,),
         out=out,
@@ -81,5 +82,8 @@ def _groups(operator: IntegerSum, read: Stream) -> _Groups:
     first = terms[:, 0]
     is_regular = torch.equal(terms, first[:, None] + inner * torch.arange(count))
     if not is_regular or bool((first % (count * inner) >= inner).any()):
-        raise ConfigError(f"the {count} terms of a sum are not equally spaced in the stream")
+        last = read.positions.movedim(operator.dims, tuple(ends))
+        wanted = torch.arange(read.size).view(last.shape).movedim(tuple(ends), operator.dims)
+        text = f"the {count} terms of a sum are not equally spaced in the stream"
+        raise OrderError(text, {0: wanted})
     return _Groups(count, inner, first // (count * inner) * inner + first % inner)

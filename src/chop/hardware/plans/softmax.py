@@ -9,7 +9,7 @@ import torch
 from chop.errors import ConfigError
 from chop.hardware.design.lanes import divisors
 from chop.hardware.design.plan import ComponentPlan, Memory, Resources, Site
-from chop.hardware.design.stream import Rows, Stream
+from chop.hardware.design.stream import OrderError, Rows, Stream
 from chop.nn.integer import IntegerSoftmax
 from chop.nn.integer.edge import bit_width
 from chop.nn.integer.mask import KeptKeys
@@ -148,4 +148,8 @@ def _rows(operator: IntegerSoftmax, read: Stream) -> Rows:
         raise ConfigError(
             "it is a softmax over the batch dimension, and samples are sent one by one"
         )
-    return replace(read, positions=read.positions.movedim(dim, -1)).rows()
+    try:
+        return replace(read, positions=read.positions.movedim(dim, -1)).rows()
+    except OrderError as error:
+        wanted = error.wanted[0].movedim(-1, dim)
+        raise OrderError(str(error), {0: wanted}) from None

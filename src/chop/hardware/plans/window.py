@@ -11,7 +11,7 @@ import torch
 from chop.errors import ConfigError
 from chop.hardware.design.lanes import converter_cycles, divisors, first_within
 from chop.hardware.design.plan import ComponentPlan, Resources, Site
-from chop.hardware.design.stream import Stream
+from chop.hardware.design.stream import OrderError, Stream
 from chop.hardware.plans.reduce import SUM_STAGES
 from chop.nn.integer import (
     IntegerAdaptiveAvgPool1d,
@@ -288,8 +288,9 @@ def _window(axes: Sequence[Axis], channels: int) -> Window:
 
 
 def _check_channels_last(read: Stream) -> None:
-    if not torch.equal(read.positions, channels_last(read.shape, read).positions):
-        raise ConfigError("pixels are not sent one by one with channels last")
+    wanted = channels_last(read.shape, read).positions
+    if not torch.equal(read.positions, wanted):
+        raise OrderError("pixels are not sent one by one with channels last", {0: wanted})
 
 
 def with_lanes(

@@ -1,12 +1,13 @@
-// Negation on each lane: y = -x.
+// Negation on each lane: y = -x, or y = |x| if MAGNITUDE is 1.
 //
 // Input:   LANES codes of IN_W bits in any order.
 // Output:  LANES codes of OUT_W bits in the same order.
 // Timing:  one beat per cycle; one register.
 module chop_negate #(
-  parameter int LANES = 1,
-  parameter int IN_W  = 8,
-  parameter int OUT_W = 8
+  parameter int LANES     = 1,
+  parameter int IN_W      = 8,
+  parameter int OUT_W     = 8,
+  parameter int MAGNITUDE = 0
 ) (
   input  logic                   clk_i,
   input  logic                   rst_ni,
@@ -25,7 +26,8 @@ module chop_negate #(
     assign unused = &{1'b0, x};
     assign x = data_in_0_i[i*IN_W +: IN_W];
     always_ff @(posedge clk_i) begin
-      if (data_in_0_ready_o) data_out_0_o[i*OUT_W +: OUT_W] <= -(OUT_W'(x));
+      if (data_in_0_ready_o)
+        data_out_0_o[i*OUT_W +: OUT_W] <= MAGNITUDE != 0 && x >= 0 ? OUT_W'(x) : -(OUT_W'(x));
     end
   end
 

@@ -1,9 +1,10 @@
-// Sum of COUNT codes: over the rows of a matrix, or over the features of a row.
+// Sum of COUNT codes, or the largest of them if MAXIMUM is 1: over the rows of a matrix, or over
+// the features of a row.
 //
 // Input:   COUNT beats of LANES codes of IN_W bits for each sum. INNER sums are interleaved, so the
 //          beats of one sum are INNER beats apart.
 // Output:  INNER beats of LANES sums of OUT_W bits, in the order of the codes. If ACROSS is 1, the
-//          lanes are added as well, and a beat has one sum.
+//          lanes are combined as well, and a beat has one sum.
 // Timing:  one beat per cycle.
 // Memory:  INNER partial sums, and registers.
 module chop_sum #(
@@ -13,6 +14,7 @@ module chop_sum #(
   parameter int COUNT = 17,
   parameter int INNER = 1,
   parameter int ACROSS = 0,
+  parameter int MAXIMUM = 0,
   localparam int OUT_LANES = ACROSS != 0 ? 1 : LANES
 ) (
   input  logic                       clk_i,
@@ -33,7 +35,14 @@ module chop_sum #(
   logic [INNER_W-1:0] inner_q;
   logic has_terms_q, is_moving, is_last;
 
-  if (ACROSS != 0) begin : g_across
+  if (ACROSS != 0 && MAXIMUM != 0) begin : g_largest
+    always_comb begin
+      terms = '0;
+      for (int lane = 0; lane < LANES; lane++)
+        if (lane == 0 || OUT_W'($signed(data_in_0_i[lane*IN_W +: IN_W])) > $signed(terms))
+          terms = OUT_W'($signed(data_in_0_i[lane*IN_W +: IN_W]));
+    end
+  end else if (ACROSS != 0) begin : g_across
     always_comb begin
       terms = '0;
       for (int lane = 0; lane < LANES; lane++)
@@ -47,8 +56,14 @@ module chop_sum #(
 
   assign partial = partial_q[inner_q];
   for (genvar lane = 0; lane < OUT_LANES; lane++) begin : g_sum
-    assign sums[lane*OUT_W +: OUT_W] = terms_q[lane*OUT_W +: OUT_W]
-      + (count_q == '0 ? '0 : partial[lane*OUT_W +: OUT_W]);
+    logic signed [OUT_W-1:0] term, earlier;
+    assign term = terms_q[lane*OUT_W +: OUT_W];
+    assign earlier = partial[lane*OUT_W +: OUT_W];
+    if (MAXIMUM != 0) begin : g_maximum
+      assign sums[lane*OUT_W +: OUT_W] = count_q == '0 || term > earlier ? term : earlier;
+    end else begin : g_added
+      assign sums[lane*OUT_W +: OUT_W] = term + (count_q == '0 ? '0 : earlier);
+    end
   end
 
   assign is_last = count_q == COUNT_W'(COUNT - 1);

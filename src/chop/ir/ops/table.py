@@ -117,7 +117,14 @@ TABLE: tuple[Operator, ...] = (
     *_all(
         {"kind": Kind.PRODUCT, "weight": TRANSPOSED, "flops": flops.by_weight_transposed},
         _row("conv_transpose1d", nn.ConvTranspose1d, spatial=1),
-        _row("conv_transpose2d", nn.ConvTranspose2d, WEIGHTED, spatial=2, follow=d.convolution),
+        _row(
+            "conv_transpose2d",
+            nn.ConvTranspose2d,
+            WEIGHTED,
+            spatial=2,
+            follow=d.convolution,
+            integer=i.IntegerConvTranspose2d,
+        ),
     ),
     *_all(
         {"kind": Kind.NORM},
@@ -134,7 +141,7 @@ TABLE: tuple[Operator, ...] = (
             _row("layer_norm", nn.LayerNorm, LAYER_NORM, integer=i.IntegerLayerNorm),
             _row("rms_norm", nn.RMSNorm, RMS_NORM, integer=i.IntegerRMSNorm),
         ),
-        _row("group_norm", nn.GroupNorm, GROUP_NORM),
+        _row("group_norm", nn.GroupNorm, GROUP_NORM, integer=i.IntegerGroupNorm),
     ),
     _row(
         "embedding",
@@ -171,6 +178,7 @@ TABLE: tuple[Operator, ...] = (
             _row("log_sigmoid", others=(F.logsigmoid,)),
         ),
     ),
+    _row("prelu", nn.PReLU, homes=TORCH, kind=Kind.ACTIVATION, integer=i.IntegerPReLU),
     *_all(
         {"kind": Kind.ACTIVATION, "reads_scores": True},
         _row("softmax", nn.Softmax, ONE_INPUT, TORCH, integer=i.IntegerSoftmax),
@@ -216,8 +224,8 @@ TABLE: tuple[Operator, ...] = (
     _row("gru", nn.GRU, kind=Kind.PRODUCT),
     _row("multihead_attention", nn.MultiheadAttention, kind=Kind.PRODUCT),
     _row("flatten", nn.Flatten, homes=TORCH, layout="view", follow=d.reshaped),
-    _row("pad", (nn.ZeroPad2d, nn.ConstantPad2d), follow=d.padded),
-    _row("interpolate", nn.Upsample),
+    _row("pad", (nn.ZeroPad2d, nn.ConstantPad2d), follow=d.padded, integer=i.IntegerPad),
+    _row("interpolate", nn.Upsample, integer=i.IntegerInterpolate),
     _row("cross_entropy", nn.CrossEntropyLoss, kind=Kind.LOSS),
     _row("mse_loss", nn.MSELoss, kind=Kind.LOSS),
     # functions of two activations
@@ -247,7 +255,10 @@ TABLE: tuple[Operator, ...] = (
         _row("div", others=(operator.truediv,), follow=d.arithmetic),
         _row("floor_div", others=(operator.floordiv, torch.floor_divide)),
         _row("neg", follow=d.unchanged, integer=i.IntegerNegate),
-        *_rows("pow sqrt rsqrt square abs clamp", follow=d.unchanged),
+        *_rows("sqrt rsqrt clamp", follow=d.unchanged),
+        *_rows("pow square", follow=d.unchanged, integer=i.IntegerSquare),
+        _row("abs", follow=d.unchanged, integer=i.IntegerAbs),
+        _row("amax", integer=i.IntegerAMax),
         _row("exp", follow=d.unchanged, reads_scores=True),
         _row("mean", follow=d.reduced, integer=i.IntegerMean),
         _row("sum", follow=d.reduced, integer=i.IntegerSum),

@@ -1,5 +1,6 @@
 """Integer operators: readable, bit-exact specification of the computations of a circuit."""
 
+from chop.nn.integer.absolute import IntegerAbs
 from chop.nn.integer.add import IntegerAdd, IntegerSub
 from chop.nn.integer.affine import ChannelMap, IntegerBatchNorm, IntegerThresholds
 from chop.nn.integer.avg_pool import (
@@ -12,17 +13,19 @@ from chop.nn.integer.base import Call, IntegerOperator, IntegerOptions
 from chop.nn.integer.blocks import BlockGrid, EncodeBlocks, RequantizeBlocks, block_exponents
 from chop.nn.integer.boundary import Decode, Encode
 from chop.nn.integer.constant import Constant, IntegerEmbedding
-from chop.nn.integer.convolution import IntegerConv1d, IntegerConv2d
+from chop.nn.integer.convolution import IntegerConv1d, IntegerConv2d, IntegerConvTranspose2d
 from chop.nn.integer.edge import Edge, Grid
 from chop.nn.integer.linear import IntegerLinear
 from chop.nn.integer.matmul import IntegerMatmul
 from chop.nn.integer.max_pool import IntegerMaxPool1d, IntegerMaxPool2d
-from chop.nn.integer.mul import IntegerMul, IntegerScale
+from chop.nn.integer.mul import IntegerMul, IntegerScale, IntegerSquare
 from chop.nn.integer.negate import IntegerNegate
-from chop.nn.integer.norm import IntegerLayerNorm, IntegerRMSNorm
-from chop.nn.integer.reduce import IntegerMean, IntegerSum
+from chop.nn.integer.norm import IntegerGroupNorm, IntegerLayerNorm, IntegerRMSNorm
+from chop.nn.integer.prelu import IntegerPReLU
+from chop.nn.integer.reduce import IntegerAMax, IntegerMean, IntegerSum
 from chop.nn.integer.relu import IntegerReLU
 from chop.nn.integer.requantize import Requantize
+from chop.nn.integer.resample import IntegerInterpolate, IntegerPad, IntegerResample
 from chop.nn.integer.rounding import round_shift, saturate, shift_and_saturate
 from chop.nn.integer.softmax import IntegerSoftmax
 from chop.nn.integer.table import Table
@@ -37,6 +40,8 @@ __all__ = [
     "Encode",
     "EncodeBlocks",
     "Grid",
+    "IntegerAMax",
+    "IntegerAbs",
     "IntegerAdaptiveAvgPool1d",
     "IntegerAdaptiveAvgPool2d",
     "IntegerAdd",
@@ -45,7 +50,10 @@ __all__ = [
     "IntegerBatchNorm",
     "IntegerConv1d",
     "IntegerConv2d",
+    "IntegerConvTranspose2d",
     "IntegerEmbedding",
+    "IntegerGroupNorm",
+    "IntegerInterpolate",
     "IntegerLayerNorm",
     "IntegerLinear",
     "IntegerMatmul",
@@ -56,10 +64,14 @@ __all__ = [
     "IntegerNegate",
     "IntegerOperator",
     "IntegerOptions",
+    "IntegerPReLU",
+    "IntegerPad",
     "IntegerRMSNorm",
     "IntegerReLU",
+    "IntegerResample",
     "IntegerScale",
     "IntegerSoftmax",
+    "IntegerSquare",
     "IntegerSub",
     "IntegerSum",
     "IntegerThresholds",

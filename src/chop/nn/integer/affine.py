@@ -63,12 +63,8 @@ class ChannelMap(NamedTuple):
                 "one scale for the weight of the layer ahead of it."
             )
         factors = (norm.running_var.double() + norm.eps).rsqrt()
-        if norm.weight is not None:
-            factors = factors * _parameter(norm, "weight")
-        shifts = -norm.running_mean.double() * factors
-        if norm.bias is not None:
-            shifts = shifts + _parameter(norm, "bias")
-        factors = factors * read.step / read.divisor
+        channels = cls._scaled(norm, factors, -norm.running_mean.double())
+        factors, shifts = channels.factors * read.step / read.divisor, channels.shifts
         if not bool((factors + shifts).isfinite().all()):
             raise ConfigError(
                 "BatchNorm: expected finite statistics and parameters without a negative variance; "
@@ -77,8 +73,35 @@ class ChannelMap(NamedTuple):
         shape = -1, *[1] * (dims - 2)
         return cls(factors.view(shape), shifts.view(shape))
 
+    @classmethod
+    def from_group_norm(cls, norm: nn.Module, step: float, dims: int) -> ChannelMap:
+        """Returns the scale and shift of a group norm.
 
-def _parameter(norm: BatchNorm, name: str) -> Tensor:
+        Args:
+            norm: the group norm.
+            step: step of normalized values.
+            dims: dimensions of the input, including the batch.
+        """
+        assert isinstance(norm, nn.GroupNorm)
+        zeros = torch.zeros(norm.num_channels, dtype=torch.float64)
+        factors, shifts = cls._scaled(norm, zeros + 1, zeros)
+        shape = -1, *[1] * (dims - 2)
+        return cls((factors * step).view(shape), shifts.view(shape))
+
+    @classmethod
+    def _scaled(
+        cls, norm: BatchNorm | nn.GroupNorm, factors: Tensor, centers: Tensor
+    ) -> ChannelMap:
+        """Returns (x + center) factor, followed by the scale and shift of a norm's parameters."""
+        if norm.weight is not None:
+            factors = factors * _parameter(norm, "weight")
+        shifts = centers * factors
+        if norm.bias is not None:
+            shifts = shifts + _parameter(norm, "bias")
+        return cls(factors, shifts)
+
+
+def _parameter(norm: BatchNorm | nn.GroupNorm, name: str) -> Tensor:
     if isinstance(norm, QuantizedOperator):
         return rounded_parameter(norm, name).double()
     value: Tensor = getattr(norm, name)

@@ -9,7 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from chop.errors import ConfigError
-from chop.nn.integer.base import EXACT_FLOAT
+from chop.nn.integer.base import EXACT_FLOAT, Call
+from chop.nn.integer.edge import Edge
+from chop.nn.integer.parameters import IntegerParameter
+from chop.nn.integer.resample import ZERO, IntegerResample
 from chop.nn.integer.weighted import WeightedOperator
 
 
@@ -60,3 +63,82 @@ class IntegerConv2d(_IntegerConvolution):
 
     axis: ClassVar[int] = -3
     convolve = staticmethod(F.conv2d)
+
+
+class IntegerConvTranspose2d(IntegerConv2d):
+    """2-D transposed convolution, of (N, C, H, W) with inserted zeros.
+
+    It is the convolution with the mirrored kernel, over the codes that `spread` returns. Its
+    padding differs at both ends: rows or columns behind the codes are added or not read.
+
+    Source: Dumoulin and Visin 2016, arXiv:1603.07285, section 4.
+    """
+
+    @classmethod
+    def spread(cls, module: nn.Module | None, read: Edge, call: Call) -> IntegerResample:
+        """Returns the operator that inserts stride - 1 zeros between codes.
+
+        Raises:
+            ConfigError: if the padding crops the result at its beginning.
+        """
+        layer: Any = module
+        if call.arguments.get("output_size") is not None:
+            raise ConfigError("ConvTranspose2d: set output_padding instead of output_size.")
+        if min(_before(layer)) < 0:
+            raise ConfigError(
+                "ConvTranspose2d: its padding exceeds its kernel; use less padding and slice the "
+                "result."
+            )
+        zeros = [
+            (min(before, stride - 1), stride)
+            for before, stride in zip(_before(layer), layer.stride, strict=True)
+        ]
+        indices = [
+            [i if k == at else ZERO for i in range(size) for k in range(stride)]
+            for size, (at, stride) in zip(call.shapes[0][2:], zeros, strict=True)
+        ]
+        return IntegerResample(read, indices)
+
+    @classmethod
+    def arranged(cls, module: nn.Module, weight: IntegerParameter) -> IntegerParameter:
+        """Returns the mirrored weights with the outputs along the first axis.
+
+        Raises:
+            ConfigError: if there is a scale for each input channel.
+        """
+        layer: Any = module
+        if weight.step.dim():
+            raise ConfigError(
+                "ConvTranspose2d.weight: scales of input channels have no integer form; use one "
+                "scale."
+            )
+        groups = weight.codes.view(layer.groups, -1, *weight.codes.shape[1:]).transpose(1, 2)
+        return weight._replace(codes=groups.flatten(0, 1).flip(-1, -2))
+
+    def take_settings(self, module: nn.Module) -> None:
+        """Takes over padding, dilation and groups."""
+        super().take_settings(module)
+        layer: Any = module
+        before = _before(layer)
+        self.stride = 1, 1
+        self.padding = tuple(
+            n - min(n, stride - 1) for n, stride in zip(before, layer.stride, strict=True)
+        )
+        # Zeros behind the last code that are inserted already, or not needed.
+        given = [s - 1 - min(n, s - 1) for n, s in zip(before, layer.stride, strict=True)]
+        self.behind = tuple(
+            n + more - less
+            for n, more, less in zip(before, layer.output_padding, given, strict=True)
+        )
+
+    def forward(self, codes: Tensor) -> Tensor:
+        """Maps (N, channels, positions) with inserted zeros to (N, outputs, positions), int64."""
+        extra = [end - start for start, end in zip(self.padding, self.behind, strict=True)]
+        # torch pads both ends alike; the last dimension comes first.
+        return super().forward(F.pad(codes, (0, extra[1], 0, extra[0])))
+
+
+def _before(layer: Any) -> list[int]:
+    """Returns the zeros ahead of the first code along each axis."""
+    settings = zip(layer.kernel_size, layer.dilation, layer.padding, strict=True)
+    return [dilation * (taps - 1) - padding for taps, dilation, padding in settings]

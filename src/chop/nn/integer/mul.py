@@ -48,6 +48,41 @@ class IntegerMul(IntegerOperator):
         return a * b
 
 
+class IntegerSquare(IntegerMul):
+    """Square: y = x x, a product whose operands are the same codes.
+
+    Width: twice the bits of the input, never below zero.
+
+    Args:
+        read: edge of the input.
+    """
+
+    def __init__(self, read: Edge) -> None:
+        low, high = sorted((read.low**2, read.high**2))
+        edge = replace(read, step=read.step**2, divisor=read.divisor**2, high=high)
+        low = 0 if read.low < 0 < read.high else low
+        IntegerOperator.__init__(self, replace(edge, low=low))
+
+    @classmethod
+    def from_quantized(
+        cls,
+        module: nn.Module | None,
+        inputs: Sequence[Edge],
+        options: IntegerOptions,
+        call: Call = NO_CALL,
+    ) -> Self:
+        """See the base class.
+
+        Raises:
+            ConfigError: for powers other than 2.
+        """
+        if len(inputs) != 1 or call.arguments not in ({}, {"exponent": 2}):
+            raise ConfigError(
+                "expected the exponent 2; write other powers as products, such as x * x * x"
+            )
+        return cls(inputs[0])
+
+
 class IntegerScale(IntegerOperator):
     """Product with a constant: y = x m, where the float32 constant is m 2^e for an odd m.
 

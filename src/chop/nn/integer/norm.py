@@ -186,6 +186,26 @@ class IntegerRMSNorm(IntegerNorm):
     is_centered: ClassVar[bool] = False
 
 
+class IntegerGroupNorm(IntegerLayerNorm):
+    """Normalization of a group of channels, as a row, without the scale and shift of channels."""
+
+    @classmethod
+    def from_quantized(
+        cls,
+        module: nn.Module | None,
+        inputs: Sequence[Edge],
+        options: IntegerOptions,
+        call: Call = NO_CALL,
+    ) -> Self:
+        """See the base class; `call` has the shape of the rows."""
+        (read,), layer, count = inputs, module, call.shapes[0][-1]
+        assert isinstance(layer, nn.GroupNorm)
+        bits = NormBits.of(read, count, layer.eps, cls.is_centered, options)
+        ones = torch.ones(count, dtype=torch.int64)
+        weight = IntegerParameter(ones, torch.ones((), dtype=torch.float64))
+        return cls((count,), Aligned(weight, torch.zeros_like(ones)), 2.0**-bits.fraction, bits)
+
+
 def _layer(module: nn.Module | None) -> Any:
     if isinstance(module, QuantizedOperator) and module.function is None:
         return module

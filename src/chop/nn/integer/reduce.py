@@ -1,4 +1,4 @@
-"""Sums and means of codes along dimensions."""
+"""Sums, means and maxima of codes along dimensions."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ class IntegerSum(IntegerOperator):
     """
 
     is_mean: ClassVar[bool] = False
+    is_maximum: ClassVar[bool] = False
 
     def __init__(
         self, read: Edge, shape: Sequence[int], dims: Sequence[int], keepdim: bool
@@ -41,7 +42,8 @@ class IntegerSum(IntegerOperator):
         count = math.prod(shape[dim] for dim in dims)
         gone = 0 if keepdim else sum(dim > read.axis for dim in dims)
         divisor = read.divisor * (count if self.is_mean else 1)
-        low, high = read.low * count, read.high * count
+        terms = 1 if self.is_maximum else count
+        low, high = read.low * terms, read.high * terms
         super().__init__(replace(read, axis=read.axis + gone, low=low, high=high, divisor=divisor))
         self.dims, self.keepdim = tuple(dims), keepdim
 
@@ -69,3 +71,17 @@ class IntegerMean(IntegerSum):
     """Mean: acc = sum of n codes; the reader divides by n, with a single rounding."""
 
     is_mean: ClassVar[bool] = True
+
+
+class IntegerAMax(IntegerSum):
+    """Maximum: y = the largest of n codes.
+
+    Width: that of the input.
+    """
+
+    is_maximum: ClassVar[bool] = True
+    reads_exact = True
+
+    def forward(self, codes: Tensor) -> Tensor:
+        """Returns int64, without the dimensions, or with size 1 there."""
+        return codes.amax(self.dims, self.keepdim)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, NamedTuple, Self
 
 import torch
@@ -78,23 +78,34 @@ class WeightedOperator(IntegerOperator):
     ) -> Self:
         """See the base class."""
         assert isinstance(module, QuantizedOperator)
-        operator = cls(weighted(module, inputs[0], cls.axis))
+        operator = cls(weighted(module, inputs[0], cls.axis, cls.arranged))
         operator.take_settings(module)
         return operator
+
+    @classmethod
+    def arranged(cls, module: nn.Module, weight: IntegerParameter) -> IntegerParameter:
+        """Returns the weights with the outputs along the first axis."""
+        return weight
 
     def take_settings(self, module: nn.Module) -> None:
         """Takes over further settings of the layer, such as strides."""
 
 
-def weighted(module: QuantizedOperator, read: Edge, axis: int) -> Weighted:
+def weighted(
+    module: QuantizedOperator,
+    read: Edge,
+    axis: int,
+    arranged: Callable[[nn.Module, IntegerParameter], IntegerParameter],
+) -> Weighted:
     """Returns the integers of a layer that reads an edge of one step.
 
     Args:
         module: with `weight` and `bias`.
         read: edge of its input; 0 is among the codes, which padding needs.
         axis: axis of the outputs in its result, from the end.
+        arranged: returns its weights with the outputs along the first axis.
     """
-    weight = integer_parameter(module, "weight")
+    weight = arranged(module, integer_parameter(module, "weight"))
     if getattr(module, "bias", None) is None:
         aligned = Aligned(weight, torch.zeros(weight.codes.size(0), dtype=torch.int64))
     else:

@@ -1,0 +1,62 @@
+// PReLU on each lane: y = x 2^SHIFT for x from zero on, and y = x f below zero.
+//
+// Input:   LANES codes x of IN_W bits.
+// Output:  LANES codes y of OUT_W bits, wide enough for every y.
+// Memory:  WORDS words, read repeatedly, one per beat. A word has the factor f, FACTOR_W bits, of
+//          each lane.
+// Timing:  one beat per cycle. Pipeline: fetch, two cycles | multiply, two cycles | select | FIFO of
+//          chop_credits.
+module chop_prelu #(
+  parameter int LANES    = 1,
+  parameter int IN_W     = 8,
+  parameter int OUT_W    = 24,
+  parameter int FACTOR_W = 18,
+  parameter int SHIFT    = 0,
+  parameter int WORDS    = 1,
+  parameter     FILE     = ""
+) (
+  input  logic                   clk_i,
+  input  logic                   rst_ni,
+  input  logic [LANES*IN_W-1:0]  data_in_0_i,
+  input  logic                   data_in_0_valid_i,
+  output logic                   data_in_0_ready_o,
+  output logic [LANES*OUT_W-1:0] data_out_0_o,
+  output logic                   data_out_0_valid_o,
+  input  logic                   data_out_0_ready_i
+);
+  localparam int STAGES = 5;
+
+  logic [LANES*IN_W-1:0] x_1_q, x_2_q, x_3_q, x_4_q;
+  logic [LANES*FACTOR_W-1:0] words;
+  logic [LANES*OUT_W-1:0] results_q;
+  logic [STAGES-1:0] valid_q;
+  logic enters;
+
+  assign enters = data_in_0_valid_i && data_in_0_ready_o;
+
+  chop_words #(.W(LANES * FACTOR_W), .BEATS(WORDS), .FILE(FILE)) u_words (
+    .clk_i, .rst_ni, .takes_i(enters), .data_o(words));
+
+  always_ff @(posedge clk_i) begin
+    x_1_q   <= data_in_0_i;
+    x_2_q   <= x_1_q;
+    x_3_q   <= x_2_q;
+    x_4_q   <= x_3_q;
+    valid_q <= rst_ni ? {valid_q[STAGES-2:0], enters} : '0;
+  end
+
+  for (genvar i = 0; i < LANES; i++) begin : g_lane
+    logic signed [IN_W-1:0] x;
+    logic signed [OUT_W-1:0] product;
+    assign x = x_4_q[i*IN_W +: IN_W];
+    chop_product #(.A_W(IN_W), .B_W(FACTOR_W), .OUT_W(OUT_W)) u_product (
+      .clk_i, .en_i(1'b1), .a_i(x_2_q[i*IN_W +: IN_W]), .b_i(words[i*FACTOR_W +: FACTOR_W]),
+      .y_o(product));
+    always_ff @(posedge clk_i)
+      results_q[i*OUT_W +: OUT_W] <= x < 0 ? product : OUT_W'(x) << SHIFT;
+  end
+
+  chop_credits #(.W(LANES * OUT_W), .LATENCY(STAGES)) u_results (
+    .clk_i, .rst_ni, .starts_i(enters), .ready_o(data_in_0_ready_o), .data_i(results_q),
+    .valid_i(valid_q[STAGES-1]), .data_out_0_o, .data_out_0_valid_o, .data_out_0_ready_i);
+endmodule
