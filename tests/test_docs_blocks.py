@@ -139,7 +139,7 @@ def test_the_job_of_kubernetes_starts_a_worker(monkeypatch):
 
 
 def test_the_task_is_like_one_that_is_asked():
-    task = yaml.safe_load(block("guide/language-models", "task"))
+    task = yaml.safe_load(block("guide/evaluate-models", "task"))
     asked = yaml.safe_load(CHOICE.format(folder="/data"))
     own = {"task", "dataset_kwargs"}
     assert own <= task.keys() <= asked.keys()

@@ -119,7 +119,7 @@ MUTANTS = {
     "scale_too_early": ("chop_scale", CREDIT, ".valid_i(valid_q[STAGES-2])", SCALE),
     "entry_of_another_code": ("chop_table", "- ADDR_W'(LOW)", "- ADDR_W'(LOW + 1)", TABLE),
     "word_late": ("chop_rom", "memory[addr_i]", "memory[addr_i ^ 1'b1]", TABLE),
-    "largest_kept": ("chop_max_pool", "tap_q == '0 || code > best", "code > best", MAXIMA),
+    "largest_kept": ("chop_max_pool", "beat_q == '0 || code > best", "code > best", MAXIMA),
     "largest_lost": ("chop_max_pool", f"!is_last || {WAITS}", "1'b1", MAXIMA),
     "padding_counts": ("chop_avg_pool", ".PAD_CODE(PAD_CODE)", ".PAD_CODE(1)", AVERAGES),
     "sums_kept": ("chop_sum", PARTIAL, "earlier", check_sum),

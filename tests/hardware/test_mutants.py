@@ -287,7 +287,7 @@ MUTANTS = {
         {
             "chop_depthwise_conv taps_slip": ("(moves && has_codes)", "(has_codes)"),
             "chop_depthwise_conv depthwise_ignores_back_pressure": (
-                "moves = !has_terms_q || is_sum_ready",
+                "moves = !has_terms_q || is_tree_ready",
                 "moves = 1'b1",
             ),
             "chop_depthwise_conv bias_of_another_channel": (

@@ -132,17 +132,24 @@ def test_compilers_exclude_one_another(graph):
         passes.freeze_transform_pass(graph, {"engine": "tensorrt"})
 
 
-def test_a_loss_is_none():
+def test_a_loss_is_none_and_other_sizes_are_those_of_the_graph(caplog):
     from transformers import BertConfig, BertForSequenceClassification
 
     sizes = dict.fromkeys(("hidden_size", "intermediate_size"), 16)
     config = BertConfig(vocab_size=20, num_hidden_layers=1, num_attention_heads=2, **sizes)
+    config.max_position_embeddings = 40
     ids, labels = torch.arange(8).reshape(2, 4), torch.tensor([0, 1])
     example = {"input_ids": ids, "labels": labels}
     mg = MaseGraph(BertForSequenceClassification(config).eval(), dummy_in=example)
     rules = {"by": "type", "linear": {"config": {"weight": INTEGER}}}
     mg, _ = passes.quantize_transform_pass(mg, rules)
-    with torch.no_grad():
-        expected, got = mg.model(**example), in_onnxruntime(mg)(**example)
-    assert type(got) is type(expected) and got.loss is None
-    torch.testing.assert_close(got.logits, expected.logits, rtol=1e-4, atol=1e-5)
+    model = in_onnxruntime(mg)
+    assert "other sizes" not in caplog.text
+    longer = {"input_ids": torch.arange(18).reshape(3, 6) % 20, "labels": labels[[0, 1, 1]]}
+    for inputs in (example, longer):
+        with torch.no_grad():
+            expected, got = mg.model(**inputs), model(**inputs)
+        assert type(got) is type(expected) and got.loss is None
+        torch.testing.assert_close(got.logits, expected.logits, rtol=1e-4, atol=1e-5)
+    with pytest.raises(GuardError, match="input_ids"):
+        model(input_ids=torch.zeros(1, 41, dtype=torch.long), labels=labels[:1])

@@ -10,6 +10,7 @@ from torch import nn
 from chop import MaseGraph, passes
 from chop.hardware.check import testbench as bench
 from chop.hardware.design.plan import RTL
+from chop.hardware.plans import constant_linear
 
 pytestmark = pytest.mark.tools("iverilog", "yosys")
 SIMULATION_ONLY = re.compile(r"chop_(stream_|stall)")
@@ -21,8 +22,10 @@ def project(tmp_path_factory):
     mg = MaseGraph(nn.Sequential(nn.Linear(4, 2)), dummy_in={"input": torch.randn(3, 4)})
     fixed = {"config": {"name": "integer", "width": 4, "frac_width": 2}}
     quantized, _ = passes.quantize_transform_pass(mg, {"by": "type", "linear": fixed})
-    for name in ("verilog_top", "internal_rtl", "bram", "cocotb"):
-        getattr(passes, f"emit_{name}_transform_pass")(quantized, {"project_dir": folder})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(constant_linear, "MOST_WEIGHTS", 0)  # weights in files
+        for name in ("verilog_top", "internal_rtl", "bram", "cocotb"):
+            getattr(passes, f"emit_{name}_transform_pass")(quantized, {"project_dir": folder})
     return folder
 
 

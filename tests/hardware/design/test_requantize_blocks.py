@@ -70,7 +70,7 @@ def test_a_window_of_one_exponent_is_a_plain_requantizer():
     operator = requantizer(EDGE, window=(3, 3))
     positions = torch.arange(10).flip(0).view(2, 5)
     plan = check(operator, drawn_blocks(EDGE, 2, 5, positions=positions), profiles=("none",))
-    assert plan.module == "chop_requantize" and plan.holds == (0.0,)
+    assert plan.module == "chop_round" and plan.holds == (0.0,)
 
 
 def test_features_travel_in_any_order_within_blocks():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from chop.base.files.temporary import scratch_folder
+from chop.base.notices import at_level
 from chop.captured.module import CapturedModule
 from chop.captured.state.preserve_state import preserve_state
 from chop.errors import (
@@ -22,7 +24,7 @@ from chop.errors import (
 )
 from chop.export.graphs.cache import has_cache
 from chop.export.graphs.flat import map_tensors, named_outputs, named_tensors, output_tensors
-from chop.export.onnx.export import export
+from chop.export.onnx.export import export, log
 from chop.export.onnx.session import Run, opened, why_missing
 from chop.export.refusals import MOST_LISTED
 from chop.ir.graph import MaseGraph
@@ -128,7 +130,8 @@ def compute_in_onnxruntime(mg: MaseGraph) -> OnnxRuntimeModule:
             f"{WHERE}: expected tensors as results for onnxruntime, got numbers as "
             f"{enumerate_names(sorted(others), MOST_LISTED)}; return them as tensors."
         )
-    with scratch_folder("onnx") as folder:
+    # The warning is of sizes that a file does not check. The module checks the guards of the graph.
+    with scratch_folder("onnx") as folder, at_level(logging.ERROR, log.name):
         written = export(mg, folder / "model.onnx", float_fallback=True, dynamic_axes=True)
         if unrounded := written["unrounded"]:
             raise ConfigError(
@@ -136,8 +139,6 @@ def compute_in_onnxruntime(mg: MaseGraph) -> OnnxRuntimeModule:
                 "and onnxruntime would not round them; choose integer or scale_integer with one "
                 "scale, or the engine 'torch'."
             )
-        if written["unchecked"]:
-            written = export(mg, folder / "model.onnx", float_fallback=True, dynamic_axes=False)
         if len(written["files"]) > 1:
             raise ConfigError(
                 f"{WHERE}: expected weights below 2 GB for the engine onnxruntime; use `chop "

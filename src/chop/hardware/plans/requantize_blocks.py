@@ -63,7 +63,8 @@ def plan_requantize_blocks(site: Site) -> ComponentPlan:
     if not window:
         edge = Edge.of(2.0**operator.exponent, read.edge.low, read.edge.high)
         plain = Requantize(edge, Grid(grid.step, -grid.limit, grid.limit))
-        return replace(plan_requantize(replace(site, operator=plain)), module="chop_requantize")
+        plan = plan_requantize(replace(site, operator=plain))
+        return plan if plan.module else replace(plan, module="chop_requantize")
     block_numbers = _block_of_each(grid.groups, read)
     runs = _runs(block_numbers)
 

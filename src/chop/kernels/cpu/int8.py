@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from chop.formats import Integer, NumberFormat, ScaleInteger, from_key
+from chop.formats import NumberFormat, from_key, parse_format_string
 from chop.formats.groups import WHOLE_TENSOR, Lines, Whole
 from chop.formats.packing import unpack_bits
 from chop.formats.scaling import EPSILON, TINY
@@ -27,6 +27,8 @@ from chop.private.torch_api import has_int8_products, multiply_int8
 LONGEST_SUM = (2**31 - 1) // 128**2
 """Largest number of 8-bit products whose sum always fits 32 bits."""
 BYTE = 8
+INPUTS, WEIGHTS = "8.0", "scale_integer:width=8:granularity=channel"
+"""Formats of the products that are measured."""
 
 
 class Rule(ctypes.Structure):
@@ -231,12 +233,9 @@ def _multiply(loops: ctypes.CDLL) -> Callable[..., int]:
 
 
 def rows_for_onednn(shape: Sequence[int]) -> float:
-    """Returns the number of rows from which oneDNN is faster than the loops; infinity for never.
+    """Returns the rows from which oneDNN is faster for a weight; infinity for never.
 
     oneDNN rearranges the weight on each call.
-
-    Args:
-        shape: shape of the weight.
     """
     return _crossover(math.prod(shape), torch.get_num_threads())
 
@@ -257,9 +256,9 @@ def _calls(shape: tuple[int, int], rows: int) -> tuple[Callable[[], object], Cal
     """Returns products of random codes by the loops and by oneDNN."""
     codes = torch.randint(0, 256, (math.prod(shape),), dtype=torch.uint8, device="cpu")
     scales = torch.ones(shape[0], dtype=torch.float32, device="cpu")
-    weight_format = ScaleInteger(BYTE, granularity="channel")
+    key = parse_format_string(WEIGHTS).key
     product = prepared_product(
-        Integer(BYTE, 0), Packed(codes, scales, None, shape, weight_format.key), None
+        parse_format_string(INPUTS), Packed(codes, scales, None, shape, key), None
     )
     assert product is not None
     x = torch.randn(rows, shape[1], dtype=torch.float32, device="cpu")
