@@ -100,10 +100,18 @@ class CapturedModule(fx.GraphModule):
                 *(given[name] for name in named), **{k: given[k] for k in kwargs}
             )
 
-    def admit(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    def admit(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], runs_modules: bool = True
+    ) -> dict[str, Any]:
         """Returns the inputs of the graph by name, after all checks of a call.
 
         Interpreters that run the graph node by node use it to get the same inputs as a call.
+
+        Args:
+            args: inputs by position.
+            kwargs: inputs by name.
+            runs_modules: False skips the checks of hooks and changed modules, for programs that
+                were made from the graph earlier.
 
         Raises:
             GuardError: the inputs violate a guard.
@@ -117,7 +125,8 @@ class CapturedModule(fx.GraphModule):
                 f"the graph was captured with {', '.join(names)}, got {len(args)} by position{too}"
             )
         self._check_inputs(args, accepted)
-        self._check_scopes()
+        if runs_modules:
+            self._check_scopes()
         return dict(zip(names, args, strict=False)) | accepted
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:

@@ -57,6 +57,7 @@ class OnnxRuntimeModule(nn.Module):
         self._file, self._lacking = file, frozenset(lacking)
         self._names = [*output_tensors(answer)]
         self._structure = map_tensors(lambda _: torch.empty(0), answer)
+        self._inputs = {*model.record.example_inputs, *model.record.optional_inputs}
         self._run: Run | None = None
         self.eval()
 
@@ -68,8 +69,8 @@ class OnnxRuntimeModule(nn.Module):
             GuardError: if the graph does not accept the inputs, or onnxruntime does not.
         """
         model = self._model[0]
-        given = model.admit(args, kwargs)
-        if others := given.keys() - {*model.record.example_inputs, *model.record.optional_inputs}:
+        given = model.admit(args, kwargs, runs_modules=False)
+        if others := given.keys() - self._inputs:
             raise GuardError(
                 f"the graph was captured with {', '.join(model.record.example_inputs)}, got "
                 f"{', '.join(sorted(others))} too; capture the model with every input."
@@ -81,7 +82,8 @@ class OnnxRuntimeModule(nn.Module):
                 "expected an evaluation without gradients, since onnxruntime computes none, got "
                 f"{'an input that requires one' if asked else 'train()'}; train the graph instead."
             )
-        results = iter(self._results({name: x.detach() for name, x in tensors.items()}))
+        given = {name: x.detach() if x.requires_grad else x for name, x in tensors.items()}
+        results = iter(self._results(given))
         values = (None if name in self._lacking else next(results) for name in self._names)
         return map_tensors(lambda _: next(values), self._structure)
 
