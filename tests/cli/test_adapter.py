@@ -185,6 +185,18 @@ def test_lists_take_commas_and_repeats(tmp_path, capsys):
     assert run([], tmp_path, capsys) == Settings()
 
 
+def test_per_cent_and_words_for_numbers_are_refused_with_a_number(tmp_path, capsys):
+    error = " ".join(run(["--rate", "1.5%"], tmp_path, capsys).replace("│", "").split())
+    assert "got '1.5%', expected a number; for per cent, write 0.015." in error
+    error = " ".join(run(["--rate", "x"], tmp_path, capsys).replace("│", "").split())
+    assert "got 'x', expected a number." in error
+
+
+def test_a_comma_before_a_field_does_not_divide_a_value():
+    hint = tuple[str, ...]
+    assert read_value(["integer:width=4,frac=2,8.4"], hint) == ["integer:width=4,frac=2", "8.4"]
+
+
 def test_options_win_over_the_file_and_defaults_do_not(tmp_path, capsys):
     toml = 'sizes = [7]\nmode = "two"\nquick = true\nrate = 2.5'
     assert run([], tmp_path, capsys, toml) == Settings((7,), {}, "two", True, 2.5)

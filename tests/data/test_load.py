@@ -204,3 +204,20 @@ def test_missing_labels_are_reported_under_the_name_of_their_column(tmp_path):
 def test_a_data_set_that_is_no_name_is_one_sentence(given, described):
     with pytest.raises(ConfigError, match=rf"a name, a path or .*DatasetDict, got {described}\.$"):
         load_dataset(given)
+
+
+@pytest.mark.parametrize("label", [None, "y"])
+@pytest.mark.parametrize("first", ["1.31,3.27,0", "5.1,3.5,1.4,setosa", "1,1,2.5"])
+def test_a_table_without_header_is_named(tmp_path, first, label):
+    path = tmp_path / "points.csv"
+    path.write_text("\n".join([first] * 6))
+    with pytest.raises(ConfigError, match="header seems to be missing: add a first line"):
+        load_dataset(path, label=label)
+
+
+@pytest.mark.parametrize("first", ["0,1,2", "x1,x2,3"])
+def test_numbered_columns_are_a_header(tmp_path, first):
+    path = tmp_path / "points.csv"
+    path.write_text("\n".join([first] * 6))
+    with pytest.raises(ConfigError, match="has no column 'labels'"):
+        load_dataset(path)

@@ -48,3 +48,16 @@ def test_short_forms():
 def test_what_is_spelt_differently_is_refused(text, message):
     with pytest.raises(ConfigError, match=message):
         parse_format_string(text)
+
+
+@pytest.mark.parametrize(
+    ("fields", "advice"),
+    [
+        ("frac=2", "unknown key 'frac': did you mean 'frac_width'?"),
+        ("frac_width=2", "Write integer:width=4:frac_width=2."),
+    ],
+)
+def test_commas_between_fields_are_explained(fields, advice):
+    with pytest.raises(ConfigError) as error:
+        parse_format_string(f"integer:width=4,{fields}")
+    assert "commas separate formats" in str(error.value) and str(error.value).endswith(advice)

@@ -238,3 +238,8 @@ def test_metadata_of_a_copied_model_is_of_the_copy(mg):
             assert (metadata.node, metadata.model) == (node, twin)
             metadata.software["noted"] = 1
             assert "noted" not in original.meta["mase"].software
+
+
+def test_a_call_of_a_graph_names_its_model(mg):
+    with pytest.raises(GraphError, match=r"call its model, mg\.model\(x\)"):
+        mg(torch.randn(3, 4))

@@ -312,3 +312,12 @@ def test_tasks_are_found_by_name_and_kept_as_they_are():
     mine = dataclasses.replace(CLASSIFICATION, name="mine")
     assert find_task(mine) is mine
     assert mine.with_metric("f1").metric.name == "f1" and mine.metric.name == "accuracy"
+
+
+def test_class_numbers_instead_of_logits_are_named():
+    class Numbers(nn.Module):
+        def forward(self, x):
+            return x.argmax(1)
+
+    with pytest.raises(ConfigError, match=r"class numbers, as argmax does\. Return the scores"):
+        evaluate(Numbers(), (torch.eye(4), torch.arange(4)))

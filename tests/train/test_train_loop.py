@@ -217,3 +217,15 @@ def test_a_graph_instead_of_its_model_is_one_sentence(use):
     graph = MaseGraph(nn.Sequential(nn.Linear(4, 2)))
     with pytest.raises(ConfigError, match=r"got MaseGraph; pass its attribute model"):
         use(graph, (torch.ones(6, 4), torch.tensor([0, 1] * 3)))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"seed": "x"}, "seed: expected a whole number, got 'x'"),
+        ({"progress": True}, "progress: got True, expected a label of the bar"),
+    ],
+)
+def test_a_seed_and_a_progress_of_another_type_are_named(wrong, message):
+    with pytest.raises(ConfigError, match=message):
+        fit(nn.Linear(2, 2), (torch.eye(2), torch.tensor([0, 1])), **wrong)

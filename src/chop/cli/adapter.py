@@ -43,6 +43,7 @@ ALIASES = {
     "start_from": "from",
 }
 """Second names of options with several values, and of one whose name is a Python keyword."""
+PER_CENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")
 DEFAULT = re.compile(r"\s*Default: (.*)\.$")
 POWER = re.compile(r"\b1(0{6,})\b")
 """Powers of ten, which help writes with an exponent."""
@@ -55,6 +56,16 @@ def _path(text: str | Path) -> Path:
     return Path(text)
 
 
+def _number(text: str | float) -> float:
+    """Returns a number; of per cent, the message names the share."""
+    try:
+        return float(text)
+    except ValueError:
+        per_cent = PER_CENT.fullmatch(str(text).strip())
+        advice = f"; for per cent, write {float(per_cent[1]) / 100:g}" if per_cent else ""
+        raise typer.BadParameter(f"got '{text}', expected a number{advice}.") from None
+
+
 CONFIG = Annotated[
     Path | None,
     typer.Option(
@@ -64,6 +75,10 @@ CONFIG = Annotated[
         metavar="PATH",
     ),
 ]
+
+
+PARSERS: Mapping[Any, Callable[[Any], Any]] = {Path: _path, float: _number}
+"""Parsers of values that Typer would read or refuse in other words."""
 
 
 def _print_whole(ctx: typer.Context, asked: bool) -> None:
@@ -227,8 +242,8 @@ def _options(command: Command) -> Iterator[inspect.Parameter]:
             settings["autocompletion"] = choices.copy
         elif group := find_group(name, settings.get("metavar", "")):
             settings["autocompletion"] = completions(group)
-        if annotation is Path:
-            settings["parser"] = _path
+        if annotation in PARSERS:
+            settings["parser"] = PARSERS[annotation]
         if parameter.kind is parameter.POSITIONAL_ONLY or name in command.arguments:
             settings["metavar"] = name.upper()
             info = typer.Argument(envvar=command.envvars.get(name), **settings)

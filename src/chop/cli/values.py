@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -9,6 +10,9 @@ from typing import Any
 
 from chop.base.files.documents import parse_json
 from chop.errors import ConfigError
+
+SEPARATOR = re.compile(r",(?!\s*[a-z_]+=)")
+"""Comma between the values of a list, but not before `field=value`."""
 
 
 def members(hint: Any) -> list[Any]:
@@ -51,7 +55,8 @@ def read_value(given: Any, hint: Any) -> Any:
         return _assigned(given, _read_list if is_list(value) else str if value is str else _read)
     if is_list(hint):
         (kind,) = members(hint)
-        parts = [part.strip() for text in given for part in text.split(",")]
+        # `a:b=1,c=2` stays whole: the reader of formats explains the comma.
+        parts = [part.strip() for text in given for part in SEPARATOR.split(text)]
         is_number = typing.get_args(kind)[0] in (int, float)
         return [_read(part) if is_number else part for part in parts if part]
     return given

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -54,6 +56,8 @@ TEXT_DATASETS = frozenset({"reviews", "stories"})
 LABEL_ADVICE = "choose the label column with --label-column (label= in Python)"
 UNLABELED_ADVICE = "If the rows have no labels, score the model with --evaluate file.py:fn."
 UNLABELED_DATASETS = frozenset({"stories"})
+NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?(\.\d+)?")
+"""Column name that is a number; the last part is what readers add to repeated names."""
 NUMBERS = ("int", "uint", "float", "bool")
 """Prefixes of the types of numeric columns."""
 
@@ -191,6 +195,8 @@ def _with_label(splits: DatasetDict, label: str | None) -> DatasetDict:
     several = [name.strip() for name in label.split(",")]
     if label not in columns and len(several) > 1:
         return DatasetDict({key: joined_labels(split, several) for key, split in splits.items()})
+    if label not in columns and (missing := _missing_header(columns)):
+        raise ConfigError(f"label column '{label}': {missing}")
     check_known(label, columns, "label column")
     others = [name for name in ("labels", "label") if name in columns and name != label]
     named = {k: s.remove_columns(others).rename_column(label, "labels") for k, s in splits.items()}
@@ -329,10 +335,28 @@ def _without_label(splits: DatasetDict, name: str) -> str:
             f"data set '{name}' has no column 'labels' or 'label', only 'text'; evaluate "
             "language models on it with --task causal-lm."
         )
+    if missing := _missing_header(splits["train"].column_names):
+        return f"data set '{name}': {missing}"
     columns = enumerate_names(list(map(repr, splits["train"].column_names)), MOST_NAMES)
     return (
         f"data set '{name}' has no column 'labels' or 'label': its columns are {columns}; "
         f"{LABEL_ADVICE}. {UNLABELED_ADVICE}"
+    )
+
+
+def _missing_header(columns: Sequence[str]) -> str:
+    """Explains that a table lacks its header if most column names are numbers, else "".
+
+    Names that only count columns, as pandas writes them, are a header.
+    """
+    numbers = [name for name in columns if NUMBER.fullmatch(name.strip())]
+    counted = {str(index) for index in range(len(columns))}
+    if 2 * len(numbers) <= len(columns) or {*numbers} <= counted:
+        return ""
+    listed = enumerate_names(list(map(repr, columns)), MOST_NAMES)
+    return (
+        f"the first line has numbers where column names are expected ({listed}). The header "
+        "seems to be missing: add a first line with a name per column, such as x1,x2,label."
     )
 
 
@@ -369,7 +393,29 @@ def _train_and_test(
         )
     order = not is_running_text(splits)
     assume_split_off(HELD_OUT_SHARE, _rows_beside(name))
+    column = label_column(labeled["train"].column_names)
+    kind = getattr(labeled["train"].features.get(column), "dtype", None)
+    if (
+        order
+        and needs_labels
+        and isinstance(kind, str)
+        and kind.startswith(("int", "uint", "string", "bool"))
+    ):
+        return _stratified(labeled["train"], column)
     return labeled["train"].train_test_split(test_size=HELD_OUT_SHARE, seed=0, shuffle=order)
+
+
+def _stratified(rows: Dataset, column: str | None) -> DatasetDict:
+    """Splits test rows off, of each class in proportion."""
+    import numpy as np
+    from datasets import DatasetDict
+
+    from chop.data.stratify import stratified_split
+
+    order = np.random.default_rng(0).permutation(len(rows))
+    count = math.ceil(HELD_OUT_SHARE * len(rows))
+    test, train = stratified_split(order, np.asarray(rows[column]), count)
+    return DatasetDict(train=rows.select(train), test=rows.select(test))
 
 
 def assume_split_off(share: float, advice: str = "") -> None:

@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from chop.base.files.documents import parse_json
-from chop.errors import ConfigError
+from chop.errors import ConfigError, first_line
 from chop.formats.base import REGISTRY, NumberFormat, parse_format
 from chop.formats.integer import Integer
 
@@ -18,6 +18,8 @@ WIDTH = re.compile(r"(?:u?int|fp|float|i|w|q)(\d+)\w*", re.IGNORECASE)
 """Names that other tools use for formats: int8, fp4, q4_0."""
 SHORT = re.compile(r"([a-z_]+?)(\d+)")
 """Format name followed by its width: mxint4."""
+FIELD_AFTER_COMMA = re.compile(r",\s*(?=[a-z_]+=)")
+"""Comma where a colon belongs: in `integer:width=4,frac_width=2`."""
 
 
 def parse_format_string(text: str) -> NumberFormat:
@@ -35,6 +37,8 @@ def parse_format_string(text: str) -> NumberFormat:
     Raises:
         ConfigError: if the text is malformed, or a field is unknown, repeated or out of range.
     """
+    if FIELD_AFTER_COMMA.search(text):
+        raise ConfigError(_with_comma(text))
     if text[:1].isdigit():
         return _parse_integer(text)
     text = with_width(text)
@@ -57,6 +61,17 @@ def parse_format_string(text: str) -> NumberFormat:
             raise ConfigError(f"format '{text}': '{field}' is given twice.")
     settings = {field: _parse_value(value) for field, _, value in pairs}
     return parse_format({"name": name, **settings}, f"format '{text}'")
+
+
+def _with_comma(text: str) -> str:
+    """Returns the error message for a format whose fields are separated by commas."""
+    joined = FIELD_AFTER_COMMA.sub(":", text)
+    advice = f"format '{text}': commas separate formats, and ':' the fields of one format."
+    try:
+        parse_format_string(joined)
+    except ConfigError as error:
+        return f"{advice} Also, {first_line(error)}"
+    return f"{advice} Write {joined}."
 
 
 def with_width(text: str) -> str:

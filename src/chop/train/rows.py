@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from chop.data import label_column
+from chop.data.stratify import stratified_split
 from chop.errors import ConfigError, enumerate_names
 from chop.train.label_columns import outputs_among
 from chop.train.label_values import read_labels, with_classes
@@ -143,13 +144,20 @@ def task_for(asked: Task | None, rows: Rows) -> Task:
     return task
 
 
-def split_rows(rows: Rows, share: float = VALIDATION_SHARE, *, seed: int = 0) -> tuple[Rows, Rows]:
+def split_rows(
+    rows: Rows,
+    share: float = VALIDATION_SHARE,
+    *,
+    seed: int = 0,
+    stratify: bool = False,
+) -> tuple[Rows, Rows]:
     """Splits rows at random into training and validation rows.
 
     Args:
         rows: at least two.
         share: share of validation rows; each part has at least one row.
         seed: seed of the draw.
+        stratify: divide the rows of each class in proportion, if the labels are a class per row.
     Raises:
         ConfigError: if the share is not between 0 and 1, or there are fewer than two rows.
     """
@@ -162,6 +170,12 @@ def split_rows(rows: Rows, share: float = VALIDATION_SHARE, *, seed: int = 0) ->
         )
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
     count = min(max(1, round(share * len(rows))), len(rows) - 1)
+    labels = rows.labels
+    is_by_row = isinstance(labels, Tensor) and labels.dim() == 1 and not labels.is_floating_point()
+    if stratify and is_by_row:
+        numbers = torch.as_tensor(labels).cpu().numpy()
+        first, others = map(torch.from_numpy, stratified_split(order.numpy(), numbers, count))
+        return rows.take(others), rows.take(first)
     return rows.take(order[count:]), rows.take(order[:count])
 
 

@@ -97,7 +97,7 @@ def fit(
         True
     """
     check_known(schedule, SCHEDULES, "unknown schedule")
-    _check_numbers(epochs, lr, batch_size, warmup, max_grad_norm)
+    _check_numbers(epochs, lr, batch_size, warmup, max_grad_norm, seed)
     settings = Distillation.read(distill)
     rows = take_split(dataset, "train")
     feed, has_labels = labeled_feed(model, rows, batch_size, task, device, settings)
@@ -131,7 +131,7 @@ def fit(
 
 
 def _check_numbers(
-    epochs: int, lr: float, batch_size: int, warmup: float, max_grad_norm: float
+    epochs: int, lr: float, batch_size: int, warmup: float, max_grad_norm: float, seed: int
 ) -> None:
     """Raises ConfigError for numbers that torch would reject in other words, or train with."""
     whole, more = "a whole number, {} or more", "a finite number, 0 or more"
@@ -141,6 +141,7 @@ def _check_numbers(
         ("batch_size", batch_size, isinstance(batch_size, Integral), whole.format(1)),
         ("warmup", warmup, 0 <= warmup <= 1, "a share of the steps, 0 to 1"),
         ("max_grad_norm", max_grad_norm, max_grad_norm > 0, "more than 0; math.inf for no limit"),
+        ("seed", seed, isinstance(seed, Integral), "a whole number"),
     )
     for name, value, is_valid, expected in checks:
         if not is_valid:
@@ -359,6 +360,11 @@ def _bar(progress: Progress, steps: int) -> Iterator[Callable[[], None]]:
 
         with labeled_bar(progress, steps) as tick:
             yield tick
+    elif not callable(progress):
+        raise ConfigError(
+            f"progress: got {progress!r:.40}, expected a label of the bar, such as 'training', a "
+            "function, or None for no bar."
+        )
     else:
         done = itertools.count(1)
         yield lambda: progress(next(done) / steps)

@@ -26,6 +26,8 @@ COMMON = 0.75
 """Share of one class above which accuracy ignores the other classes."""
 RARE_CLASS_METRICS = ("balanced_accuracy", "f1", "roc_auc")
 """Metrics that also judge rare classes."""
+SEVERAL_CLASSES = "Provide rows of at least two classes in this split; --force continues."
+"""Way out if a split has rows of one class."""
 ROUNDING = 1e-9
 """Tolerance of a correlation with a constant, which is not exactly 0."""
 
@@ -88,7 +90,9 @@ def check_scores(scores: Mapping[str, Score], workload: Workload, config: Worklo
     if few:
         text = f"Few rows: {' and '.join(few)}; use at least {FEW_ROWS} to distinguish formats."
         Console().print(text, highlight=False, markup=False)
-    for name, score in scores.items():
+    # Rows of one class are named before what else may be wrong.
+    ordered = sorted(scores.items(), key=lambda each: not each[1].has_one_class)
+    for name, score in ordered:
         for output, constant in score.useless.items():
             metric = workload.task.metrics[output]
             assume(
@@ -100,7 +104,8 @@ def check_scores(scores: Mapping[str, Score], workload: Workload, config: Worklo
             )
         reason = _why_uninformative(name, score, workload)
         if reason and not config.force:
-            raise ConfigError(f"{reason} {_way_out(workload, config)}")
+            way_out = SEVERAL_CLASSES if score.has_one_class else _way_out(workload, config)
+            raise ConfigError(f"{reason} {way_out}")
         if reason:
             assume(f"{reason[0].upper()}{reason[1:]} Continuing because of --force.")
             Console().print(

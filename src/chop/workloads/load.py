@@ -144,7 +144,10 @@ def _load(config: WorkloadConfig, place: torch.device, name: str | None) -> Work
     else:
         model, data, task = load_checkpoint(config)
         scale = config.label_mean, config.label_std
-        rows = cast_inputs(model, with_standard_labels(get_rows(data, task), task, *scale))
+        # The validation rows of built-in data stay those that numbers were recorded with.
+        is_own_data = builtin_dataset(config.dataset) is None
+        split = get_rows(data, task, stratify=is_own_data)
+        rows = cast_inputs(model, with_standard_labels(split, task, *scale))
         check_forward(model.to(place), rows["train"], config.model, str(config.dataset))
         if config.train_epochs:
             _fine_tune(model, rows["train"], config, place, task)
@@ -172,14 +175,21 @@ def _load(config: WorkloadConfig, place: torch.device, name: str | None) -> Work
     )
 
 
-def get_rows(data: DatasetDict, task: Task) -> dict[str, Rows]:
+def get_rows(data: DatasetDict, task: Task, *, stratify: bool = False) -> dict[str, Rows]:
     """Returns the splits by name; by default, validation rows are taken from the training rows.
 
     The rows do not depend on the training seed, and the first of them are a random sample.
+
+    Args:
+        data: splits with a label each.
+        task: task of the rows.
+        stratify: take validation rows of each class in proportion.
     """
     rows = {name: read_rows(split, task) for name, split in data.items()}
     if "validation" not in rows:
-        rows["train"], rows["validation"] = split_rows(rows["train"], VALIDATION_SHARE)
+        rows["train"], rows["validation"] = split_rows(
+            rows["train"], VALIDATION_SHARE, stratify=stratify
+        )
     return rows
 
 

@@ -232,7 +232,7 @@ class Workload:
             given = with_numbered_texts(given, own)
         read = {k: read_rows(split, reads) for k, split in given.items()}
         if "test" not in read and splits_off:
-            read["train"], read["test"] = split_rows(read["train"], HELD_OUT_SHARE)
+            read["train"], read["test"] = split_rows(read["train"], HELD_OUT_SHARE, stratify=True)
             assume_split_off(HELD_OUT_SHARE, OWN_TEST)
         rows = cast_inputs(model, read)
         place, own = usable_device(device), copy.deepcopy(model)
@@ -254,7 +254,7 @@ class Workload:
         """Returns a workload with validation rows, by default a share of the training rows."""
         if self.validation is not None or self.judge is not None:
             return self
-        train, validation = split_rows(self.train)
+        train, validation = split_rows(self.train, stratify=True)
         return replace(self, train=train, validation=validation, has_seen_validation=True)
 
     @property

@@ -16,6 +16,7 @@ from chop.actions.compress.doubts import note_doubts
 from chop.actions.compress.job import CompressConfig, compress
 from chop.actions.compress.table import Candidate, Row
 from chop.actions.emit.lower import LowerConfig, lower
+from chop.actions.idle_training import note_idle_training
 from chop.base.notices import collected_assumptions
 from chop.data import load_dataset
 from chop.data.catalogue import describe_dataset
@@ -186,6 +187,32 @@ def test_training_that_made_a_format_worse_is_told(trained, told):
     with collected_assumptions() as found:
         note_doubts(measured, workload)
     assert [told in each.text for each in found] == ([] if told is None else [True])
+
+
+@pytest.mark.parametrize(("trained", "is_idle"), [(0.85, True), (0.86, False)])
+def test_training_without_effect_is_reported_with_a_way_out(trained, is_idle):
+    x, y = torch.randn(20, 4), torch.arange(20) % 2
+    workload = Workload.of(nn.Sequential(nn.Linear(4, 2)), (x, y), (x, y))
+    test = (0.9, 0.8, 0.95)
+    measured = [candidate("float", test, test), candidate("PTQ", (0.85, 0.8, 0.9), test)]
+    measured.append(candidate("QAT", (trained, 0.6, 0.95), test))
+    with collected_assumptions() as assumed:
+        note_doubts(measured, workload)
+    assert [each.text for each in assumed] == [
+        "Training did not change the accuracy of 8.auto. Train for more epochs (--qat-epochs) or "
+        "at a higher rate (--qat-lr)."
+    ] * is_idle
+
+
+@pytest.mark.parametrize(("after", "is_idle"), [([0.9, 0.4, 0.3], True), ([0.9, 0.5, 0.3], False)])
+def test_a_sweep_whose_training_changed_nothing_says_so(after, is_idle):
+    rows = [
+        {"float": 0.9, "PTQ": before, "QAT": now}
+        for before, now in zip([0.9, 0.4, 0.3], after, strict=True)
+    ]
+    with collected_assumptions() as assumed:
+        note_idle_training(rows, ("PTQ", "QAT"), "accuracy", "qat")
+    assert ["all 2 points below float" in each.text for each in assumed] == [True] * is_idle
 
 
 def test_lower_is_better_for_errors():

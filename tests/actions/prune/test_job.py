@@ -115,7 +115,7 @@ def test_the_folder_of_a_named_model_has_a_tokenizer(tmp_path):
 def test_refusals(tmp_path):
     with pytest.raises(ConfigError, match="pass at least one of layers"):
         PruneDecoderConfig(out=tmp_path)
-    with pytest.raises(ConfigError, match="expected a number from 1 to 2"):
+    with pytest.raises(ConfigError, match="expected 1 to 2"):
         prune(PruneDecoderConfig(out=tmp_path, layers=3), workload())
     with pytest.raises(ConfigError, match="finetune_lr: nothing is trained"):
         PruneDecoderConfig(out=tmp_path, layers=1, finetune_lr=1e-3)
@@ -134,3 +134,9 @@ def test_refusals(tmp_path):
     with pytest.raises(ConfigError, match="got 'net.py:Net'; chop sweep prune prunes other models"):
         prune(PruneDecoderConfig(out=tmp_path, layers=1, **own))
     assert not (tmp_path / "model").exists()
+
+
+def test_a_size_beyond_the_models_names_the_option(tmp_path):
+    config = PruneDecoderConfig(out=tmp_path, calibration_rows=8, device="cpu", layers=70)
+    with pytest.raises(ConfigError, match=r"--layers: got 70, and the model has \d"):
+        prune(config, workload())

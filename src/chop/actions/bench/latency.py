@@ -205,7 +205,7 @@ def describe_speed(rows: Sequence[Mapping[str, Any]], rounds_inputs: bool) -> st
     if not slower:
         return f"{text}."
     where = "" if len(slower) == len(saved) else f" at batch {' and '.join(slower)}"
-    return f"{text}: slower{where}, because {ROUNDS_INPUTS if rounds_inputs else DECODES}."
+    return f"{text}. It is slower{where}, because {ROUNDS_INPUTS if rounds_inputs else DECODES}."
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from chop.actions.compress.table import Candidate
+from chop.actions.idle_training import describe_idle_training
 from chop.base.notices import assume
 from chop.train import Metric
 from chop.train.intervals import Score
@@ -18,13 +19,15 @@ def note_doubts(candidates: Sequence[Candidate], workload: Workload) -> None:
     """Records implausible scores as assumptions of the job.
 
     Reports disjoint intervals of the float model on validation and test rows, quantized models
-    that beat float by more than its interval, and formats that training made worse.
+    that beat float by more than its interval, and formats that training made worse or left as they
+    were.
     """
     exact, metric = candidates[0], workload.task.metric
     doubts = (
         _about_splits(exact, workload),
         _about_better(candidates, workload, metric),
         _about_training(candidates, metric),
+        _about_idle_training(candidates, metric),
     )
     for text in doubts:
         if text:
@@ -104,6 +107,19 @@ def _about_training(candidates: Sequence[Candidate], metric: Metric) -> str:
         f"Training made these formats worse on validation rows: {', '.join(worse)}. Try a smaller "
         "--qat-lr."
     )
+
+
+def _about_idle_training(candidates: Sequence[Candidate], metric: Metric) -> str:
+    """Describes formats whose scores training did not change."""
+    untrained = {c.row.format: c.row for c in candidates if c.row.method == "PTQ"}
+    idle = [
+        candidate.row.format
+        for candidate in candidates
+        if candidate.row.method == "QAT"
+        and (before := untrained.get(candidate.row.format)) is not None
+        and (before.validation, before.test) == (candidate.row.validation, candidate.row.test)
+    ]
+    return describe_idle_training(metric.name, ", ".join(idle), "qat") if idle else ""
 
 
 def _reason(doubtful: Sequence[Candidate], workload: Workload) -> str:

@@ -20,7 +20,8 @@ from chop.actions.prune.decoder import (
     measure_pruned,
     write_decoder,
 )
-from chop.actions.prune.settings import PruneDecoderConfig
+from chop.actions.prune.settings import SIZES, PruneDecoderConfig
+from chop.errors import ConfigError
 from chop.pruning.decoder.prune import PrunedDecoder, prune_decoder
 from chop.report.report import Cell, Note, Report, Step, Table, Tile, announce
 from chop.runs import Journal, Outcome
@@ -63,6 +64,7 @@ def _load(config: PruneDecoderConfig, workload: Workload | None) -> Workload:
 def _prune(
     config: PruneDecoderConfig, workload: Workload, output: Output
 ) -> Report[dict[str, Any]]:
+    _check_sizes(config, workload.model)
     announce(workload.title, "ranking and removing layers, channels and heads")
     texts = calibration_texts(workload, config.calibration_rows)
     pruned = prune_decoder(cast(Any, workload.model), texts, **config.sizes)
@@ -80,6 +82,17 @@ def _prune(
                 results[trained] = measure_pruned(*subject, advance)
     write_decoder(pruned.model, load_processor(config), output.results / FOLDER)
     return _report(config, workload, pruned, results)
+
+
+def _check_sizes(config: PruneDecoderConfig, model: Any) -> None:
+    """Raises ConfigError, with the option's name, for a size beyond the model's."""
+    for name, field in SIZES.items():
+        size, present = getattr(config, name), getattr(model.config, field, None)
+        if size is not None and isinstance(present, int) and size > present:
+            raise ConfigError(
+                f"--{name.replace('_', '-')}: got {size}, and the model has {present} ({field}); "
+                f"expected 1 to {present}."
+            )
 
 
 def _train(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -65,11 +66,12 @@ def measure_all(
     todo = {compute_key(point.settings): point for point in points if point.find(journal) is None}
     done = sum(compute_key(point.settings) not in todo for point in points)
     estimate = Estimate((point.kind for point in todo.values()), costs=costs)
-    with work_bar(estimate) as bar:
-        if done:
-            bar.console.print(
-                f"{done} of {len(points)} points are already in {journal.path}", markup=False
-            )
+    bar = work_bar(estimate)
+    if done:
+        bar.console.print(
+            f"{done} of {len(points)} points are already in {journal.path}", markup=False
+        )
+    with bar if todo else nullcontext():
         task = bar.add_task(title, total=len(todo))
         for number, point in enumerate(todo.values(), 1):
             bar.update(task, description=f"{title}: {point.label}")

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from chop import passes
+from chop.actions.idle_training import note_idle_training
 from chop.actions.job import Job, Output, load_checked, run_job
 from chop.actions.starting_run import config_of_run
 from chop.actions.sweep.experiment import FLOAT, JOURNAL, START, Experiment, Results, Sweep
@@ -82,6 +83,7 @@ def _sweep(
     metric, settings = workload.task.metric, config.settings()
     results = Sweep(_experiment(config, workload), workload).measure(settings, config.out)
     rows = [_row(config, results, setting, metric.name) for setting in settings]
+    note_idle_training(rows, STAGES, metric.name, "finetune")
     columns = dict.fromkeys((FLOAT, START, *STAGES), metric)
     heading = f"{workload.title}: {metric.name} against sparsity"
     note = ", ".join(f"{name} {metric.format_value(rows[0][name])}" for name in _bases(rows))

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich import get_console
 
+from chop.actions.idle_training import note_idle_training
 from chop.actions.job import Job, Output, load_checked, run_job
 from chop.actions.next_steps import steps_after_sweep
 from chop.actions.sweep.experiment import FLOAT, JOURNAL, Sweep
@@ -85,6 +86,7 @@ def _sweep_widths(config: QuantizeSweepConfig, workload: Workload) -> Report[lis
         {"width": width, "frac_width": frac, **get_row(results, (width, frac), workload)}
         for width, frac in settings
     ]
+    note_idle_training(rows, STAGES, metric.name, "qat")
     heading = f"{title}: {metric.name} against width"
     columns = dict.fromkeys((FLOAT, *STAGES), metric)
     table = MeasuredTable(heading, rows, columns, workload.about_test, UNPRINTED, TIMES)

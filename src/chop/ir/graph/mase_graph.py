@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from torch import fx, nn
 
@@ -87,6 +87,10 @@ class MaseGraph:
             return
         self._guess = guess
         self._set_captured(guess.capture())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raises GraphError: the captured model is called, and not its graph."""
+        raise GraphError("a MaseGraph cannot be called: call its model, mg.model(x).")
 
     def _set_captured(self, model: CapturedModule | None) -> None:
         self._captured = model
