@@ -73,16 +73,17 @@ def test_several_logits_are_judged_as_scikit_learn_does(name):
     assert found == pytest.approx(expected, abs=1e-9)
 
 
-def test_two_logits_are_a_classification():
+def test_two_logits_may_be_a_yes_or_no_too():
     x, y = drawn()
     pair = torch.stack([-x / 2, x / 2], 1)
     model = Fixed((2,))
-    with pytest.raises(ConfigError, match="returns two, .* use --task classification"):
-        evaluate(model, (pair, y), task="binary")
+    assert evaluate(model, (pair, y), task="binary", metric="roc_auc") == pytest.approx(
+        oracle.roc_auc_score(y.numpy(), x.numpy())
+    )
     assert evaluate(model, (pair, y), metric="roc_auc") == pytest.approx(
         oracle.roc_auc_score(y.numpy(), x.numpy())
     )
-    assert fit(model, (pair, y), lr=0.0, batch_size=150)[0] == pytest.approx(
+    assert fit(model, (pair, y), task="binary", lr=0.0, batch_size=150)[0] == pytest.approx(
         nn.functional.cross_entropy(pair, y).item()
     )
 

@@ -84,15 +84,12 @@ def _next_token(logits: Tensor, labels: Tensor) -> Pair:
 
 
 def _yes_or_no(logits: Tensor, labels: Tensor) -> Pair:
-    if logits.dim() == 2 and logits.shape[1] == 2 and len(labels) == len(logits):
-        raise ConfigError(
-            f"task '{BINARY}': expected one logit per row, and the model returns two, which are "
-            f"the scores of two classes: use --task {CLASSIFICATION.name}."
-        )
+    if logits.dim() == 2 and logits.shape[1] == 2:  # the softmax of two is a sigmoid of one
+        logits = logits[:, 1] - logits[:, 0]
     one = logits.squeeze(-1) if logits.dim() == 2 else logits
     wanted = labels.squeeze(-1) if labels.dim() == 2 else labels
     if one.dim() != 1 or one.shape != wanted.shape:
-        raise unfit(BINARY, "(B,) or (B, 1) and labels of (B,)", logits, labels)
+        raise unfit(BINARY, "(B,), (B, 1) or (B, 2) and labels of (B,)", logits, labels)
     _check_zero_or_one(BINARY, wanted)
     counts = wanted != IGNORED
     return one[counts], wanted[counts].long()
