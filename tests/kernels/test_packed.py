@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 from chop.formats import (
     MXFP,
+    NF4,
     NVFP4,
     Binary,
     BinaryResidual,
@@ -51,6 +52,7 @@ FORMATS = [
     *(parse_format_string("group_integer:width=4"), parse_format_string("group_affine:width=4")),
     parse_format_string("group_affine:width=2:group_size=48"),
     parse_format_string("group_affine:width=8"),
+    *(NF4(nested=True), NF4(48, nested=True, table="fp4")),
 ]
 WITHOUT_LOOPS = [MXInt(8, block_dim=0), BlockFP(8, block_size=(4, 16)), BlockLog(8), Integer(20, 8)]
 SHAPES = [(64, 96), (7, 33), (5, 768), (9, 50), (3, 4, 5, 6), (40,), ()]
@@ -103,6 +105,22 @@ def test_every_byte_decodes_to_what_the_reference_says(fmt):
     finite = expected.isfinite() & found.isfinite()
     assert same(found[finite], expected[finite])
     assert torch.equal(found.isfinite(), expected.isfinite())
+
+
+@pytest.mark.parametrize(
+    ("factor", "mean"),
+    [(0.1, 1.0), (-2.0, 1.0), (3e38, 3e38), (1e-40, 1e-38), (torch.nan, 0.0)],
+)
+def test_nested_scales_of_any_bytes_are_read_in_place(factor, mean, monkeypatch):
+    fmt, (rows, columns) = NF4(16, nested=True), (33, 512)
+    encoded = fmt.encode(torch.randn(rows, columns))
+    count = rows * columns // 16
+    factors = factor * torch.rand(-(-count // 256)).add(0.5)
+    encoded.scales[:count] = torch.arange(count).to(torch.uint8)
+    encoded.scales[count:] = torch.cat([factors, torch.tensor([mean])]).view(torch.uint8)
+    expected = fmt.decode(encoded)
+    monkeypatch.setattr(NF4, "flattened", None)  # the loops do not need it
+    assert same(packed.decode(parts(encoded, fmt), torch.float32), expected)
 
 
 @subcases("fmt", FORMATS, ids=lambda fmt: fmt.label)

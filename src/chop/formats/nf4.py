@@ -119,6 +119,11 @@ def pack_nested(codes: Tensor, nested: Tensor, mean: Tensor) -> Tensor:
     return torch.cat([codes.to(torch.uint8), floats.view(torch.uint8)])
 
 
+def nested_bytes(count: int) -> int:
+    """Returns the size of the bytes of `NestedScale` for a number of scales."""
+    return count + FLOAT_BYTES * (-(-count // NESTED_GROUP) + 1)
+
+
 @dataclass(frozen=True)
 class NF4(ScaledFormat):
     """4-bit values from a lookup table (NF4, FP4), times the absmax of each group of a row.
@@ -185,8 +190,8 @@ class NF4(ScaledFormat):
             return width
         if not shape:
             return width + 8 * FLOAT_BYTES / (NESTED_GROUP * self.group_size)
-        floats = -(-self.groups.count(shape) // NESTED_GROUP) + 1
-        return width + 8 * FLOAT_BYTES * floats / max(math.prod(shape), 1)
+        count = self.groups.count(shape)
+        return width + 8 * (nested_bytes(count) - count) / max(math.prod(shape), 1)
 
     def is_row_separable(self, shape: Sequence[int]) -> bool:
         """Returns False for nested scales, which rows share."""

@@ -17,6 +17,7 @@ from chop.formats import Encoded, NumberFormat, from_key
 from chop.formats.elements import Element, Minifloat, Trit
 from chop.formats.groups import ALL_COLUMNS, Groups, Lines
 from chop.formats.k_quant import subtract_groups
+from chop.formats.nf4 import NestedScale, nested_bytes, nested_table
 from chop.formats.packing import TRITS_PER_BYTE, pack_bits, packed_bytes
 from chop.formats.reference import decode
 from chop.formats.scaling import Scaling, Unscaled
@@ -24,7 +25,7 @@ from chop.kernels.plan import get_layout
 
 # The enumerations of cpu/codes.h.
 TABLE, WHOLE, NATURAL, MAGNITUDE, MIRRORED, FLOAT, TRITS = range(7)
-NO_SCALE, SCALE_CODES, SCALE_FLOATS, SCALES_AND_ZEROS = range(4)
+NO_SCALE, SCALE_CODES, SCALE_FLOATS, SCALES_AND_ZEROS, NESTED_SCALES = range(5)
 ZERO_WIDTHS = (16, 8)
 """Bits of a scale and of a zero point if groups store both."""
 WIDEST = 16
@@ -42,7 +43,7 @@ class Codes(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("mantissa_width", "largest_code")),
         *((name, ctypes.c_float) for name in ("step", "factor")),
         *((name, ctypes.c_void_p) for name in ("table", "scale_table", "zero_table")),
-        *((name, ctypes.c_int64) for name in ("group", "groups_per_row")),
+        *((name, ctypes.c_int64) for name in ("group", "groups_per_row", "scale_count")),
     )
 
 
@@ -69,9 +70,9 @@ class Packed(NamedTuple):
         return Encoded(self.codes, shape, dtype, self.scales, self.tensor_scale)
 
     def flattened(self) -> Flat | None:
-        """Returns the tensor with nested scales as float32; None without nested scales."""
+        """Returns the tensor with nested scales as float32; None if the loops read its scales."""
         number_format = from_key(self.key)
-        if not number_format.is_nested:
+        if not number_format.is_nested or fixed_tables(number_format) is not None:
             return None
         flat = number_format.flattened(self.encoded(torch.float32))
         if flat is None:
@@ -131,6 +132,8 @@ class CodeTables:
         zero_values: float32: number of each zero-point code, or None. Zero-point bits follow the
             bits of the scale.
         scale_width: bits of a scale code and its zero point together.
+        has_nested_scales: True if scales are stored as by `NestedScale`, whose table is
+            `scale_values`.
     """
 
     width: int
@@ -144,6 +147,7 @@ class CodeTables:
     scale_values: Tensor | None = None
     zero_values: Tensor | None = None
     scale_width: int = 0
+    has_nested_scales: bool = False
 
     def lines(self, shape: Sequence[int]) -> Lines | None:
         """Returns the layout of groups in a tensor of a shape; None if groups cross rows."""
@@ -158,8 +162,9 @@ class CodeTables:
         codes = packed_bytes(count, self.width) if self.width else -(-count // TRITS_PER_BYTE)
         if self.groups is None:
             return codes, 0
-        # `groups_per_row` is 0 if the whole tensor has a single scale.
-        scales = lines.rows * lines.groups_per_row or 1
+        scales = _scale_count(lines)
+        if self.has_nested_scales:
+            return codes, nested_bytes(scales)
         width = FLOAT32_WIDTH if self.stores_floats else self.scale_width
         return codes, packed_bytes(scales, width)
 
@@ -179,6 +184,7 @@ class CodeTables:
             zero_table=None if self.zero_values is None else self.zero_values.data_ptr(),
             group=lines.group,
             groups_per_row=lines.groups_per_row,
+            scale_count=_scale_count(lines),
         )
         # The structure only has addresses. This reference keeps the tables alive.
         codes.tables = self
@@ -186,7 +192,8 @@ class CodeTables:
 
     def without_scales(self) -> CodeTables:
         """Returns a copy that reads the codes with scales of 1."""
-        return replace(self, groups=None, scale_values=None, zero_values=None, scale_width=0)
+        unscaled = replace(self, groups=None, scale_values=None, zero_values=None, scale_width=0)
+        return replace(unscaled, has_nested_scales=False)
 
     @property
     def scale_storage(self) -> int:
@@ -195,6 +202,8 @@ class CodeTables:
             return NO_SCALE
         if self.stores_floats:
             return SCALE_FLOATS
+        if self.has_nested_scales:
+            return NESTED_SCALES
         return SCALE_CODES if self.zero_values is None else SCALES_AND_ZEROS
 
     @property
@@ -222,6 +231,11 @@ class CodeTables:
         return bool(((fractions == 0.5) | self.scale_values.isnan()).all())
 
 
+def _scale_count(lines: Lines) -> int:
+    # `groups_per_row` is 0 if the whole tensor has a single scale.
+    return lines.rows * lines.groups_per_row or 1
+
+
 def tables_of_levels(number_format: NumberFormat, scales: Tensor) -> CodeTables | None:
     """Returns the tables of a multi-level tensor, which stores a factor for each level."""
     layout = get_layout(number_format)
@@ -241,7 +255,7 @@ def tables_of_levels(number_format: NumberFormat, scales: Tensor) -> CodeTables 
 def fixed_tables(number_format: NumberFormat) -> CodeTables | None:
     """Returns the tables of a format that decodes codes identically in every tensor."""
     layout = get_layout(number_format) if number_format.is_fitted else None
-    if layout is None or layout.levels is not None or number_format.is_nested:
+    if layout is None or layout.levels is not None:
         return None
     if layout.overflow == "infinity" and layout.scaling is not None:  # the loops clamp instead
         return None
@@ -308,6 +322,10 @@ def _exact(values: Tensor) -> Tensor | None:
 def _scaled(groups: Groups, scaling: Scaling, tables: CodeTables) -> CodeTables | None:
     if scaling.stores_floats:
         return _whole(replace(tables, groups=groups))
+    if isinstance(scaling, NestedScale):
+        nested = torch.tensor(nested_table(), dtype=torch.float32, device="cpu")
+        scaled = replace(tables, groups=groups, scale_values=nested, scale_width=scaling.width)
+        return _whole(replace(scaled, has_nested_scales=True))
     scale_width = scaling.width - scaling.zero_width
     if scale_width > WIDEST:
         return None

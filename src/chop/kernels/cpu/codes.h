@@ -22,7 +22,8 @@ enum ScaleStorage : int32_t {
     NO_SCALE,
     SCALE_CODES,
     SCALE_FLOATS,
-    SCALES_AND_ZEROS  // two bytes for a scale's code and one for a zero point's
+    SCALES_AND_ZEROS,  // two bytes for a scale's code and one for a zero point's
+    NESTED_SCALES      // a byte for each scale, a float32 factor for each 256, and a float32 mean
 };
 
 // Same fields as in chop.kernels.codes.
@@ -35,6 +36,7 @@ struct Codes {
     const float* zero_table;
     int64_t group;           // columns that share a scale
     int64_t groups_per_row;  // 0: the rows have the same scales
+    int64_t scale_count;     // of the tensor
 };
 
 constexpr int TRITS_PER_BYTE = 5;
@@ -51,11 +53,24 @@ INLINE uint32_t code_at(const uint8_t* packed, int64_t index, int width) {
 }
 
 constexpr int SCALE_AND_ZERO_BYTES = 3;
+constexpr int64_t NESTED_GROUP = 256;
+
+// `NestedScale.restore`. The floats follow the codes, so they are not aligned.
+INLINE float nested_scale_at(const Codes& c, const uint8_t* packed, int64_t index) {
+    const int64_t factors = (c.scale_count + NESTED_GROUP - 1) / NESTED_GROUP;
+    const uint8_t* floats = packed + c.scale_count;
+    float factor, mean;
+    std::memcpy(&factor, floats + index / NESTED_GROUP * sizeof(float), sizeof(float));
+    std::memcpy(&mean, floats + factors * sizeof(float), sizeof(float));
+    const float scale = c.scale_table[packed[index]] * factor + mean;
+    return scale > FLT_MAX ? FLT_MAX : scale;
+}
 
 INLINE float scale_at(const Codes& c, const void* scales, int64_t index) {
     if (c.scale_storage == NO_SCALE) return 1.0f;
     if (c.scale_storage == SCALE_FLOATS) return static_cast<const float*>(scales)[index];
     const uint8_t* packed = static_cast<const uint8_t*>(scales);
+    if (c.scale_storage == NESTED_SCALES) return nested_scale_at(c, packed, index);
     if (c.scale_width == 8) return c.scale_table[packed[index]];
     if (c.scale_storage == SCALE_CODES) return c.scale_table[code_at(packed, index, c.scale_width)];
     return c.scale_table[code_at(packed + SCALE_AND_ZERO_BYTES * index, 0, 16)];
