@@ -6,7 +6,9 @@ import sys
 import pytest
 import torch
 
-from chop.actions.doctor import OK, OPTIONAL, _part, examine
+from chop.actions.doctor import OK, OPTIONAL, _integer_products, _part, examine
+from chop.base import native
+from chop.kernels.cpu import build, int8
 
 
 def test_doctor_finds_what_is_here():
@@ -25,6 +27,14 @@ def test_a_program_of_the_system_serves_as_the_optional_part(tmp_path, monkeypat
     program.chmod(0o755)
     found = _part("place", "chop emit --place", ["absent-package"])
     assert (found.state, found.detail) == (OK, str(program))
+
+
+def test_products_are_not_to_be_tuned_where_one_implementation_runs(monkeypatch):
+    monkeypatch.setattr(int8, "is_exact", lambda: False)
+    monkeypatch.setattr(build, "library", lambda: native.Build(object(), ""))
+    assert "oneDNN is not exact on this processor" in _integer_products().detail
+    monkeypatch.setattr(build, "library", lambda: native.Build(None, "no compiler"))
+    assert _integer_products().state == OPTIONAL
 
 
 @pytest.mark.long

@@ -66,11 +66,26 @@ def test_a_format_of_a_table_obeys_the_laws():
         ((0.0, 1.0, -1.0), "expected 4 numbers for a width of 2 bits, got 3"),
         ((-1.0, -0.5, 0.5, 1.0), "one of which is 0"),
         ((0.0, 1.0, float("nan"), 2.0), "expected finite numbers"),
+        ((0.0, 1.0, 1e39, 2.0), "expected finite numbers of float32"),
+        ([0.0, 1.0, 3.0, 2.0], "expected a tuple of numbers"),
     ],
 )
 def test_other_tables_are_rejected(table, why):
     with pytest.raises(ConfigError, match=why):
         LookupTable(table, 2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"width": 0}, "a width of 1 bit or more"),
+        ({"width": 1.0}, "a width of 1 bit or more"),
+        ({"rounding": "floor"}, "expected the rounding 'nearest_down', got 'floor'"),
+    ],
+)
+def test_other_settings_of_a_table_are_rejected(settings, why):
+    with pytest.raises(ConfigError, match=why):
+        LookupTable(**{"table": (0.0, 1.0), "width": 1} | settings)
 
 
 def test_a_page_shows_the_ends_of_a_table():

@@ -102,7 +102,7 @@ def test_modes_come_back_after_an_error_and_progress_is_told():
     with pytest.raises(RuntimeError, match="enough"):
         evaluator.logits(stop)
     assert model[0].training and not model[1].training
-    with pytest.raises(ConfigError, match="batch_size: expected at least 1"):
+    with pytest.raises(ConfigError, match="batch_size: expected a whole number, 1 or more"):
         Evaluator(model, rows()[1], batch_size=0)
 
 

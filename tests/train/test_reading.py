@@ -201,3 +201,25 @@ def test_a_batch_of_rows_of_different_lengths_is_one_input():
 def test_a_tuple_with_an_array_a_label_is_the_rows_of_one_input():
     read = read_columns((tuple(TX), TY))
     assert torch.equal(read["input 0"], TX) and read.keys() == {"input 0", "labels"}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 10])
+def test_a_loader_of_several_inputs_and_several_outputs(size):
+    rows = [((x, x[:2]), (y, x[0])) for x, y in SET]
+    read = read_columns(DataLoader(rows, batch_size=size))
+    assert list(read) == ["input 0", "input 1", "label of output_0", "label of output_1"]
+    assert torch.equal(read["input 1"], TX[:, :2]) and torch.equal(read["label of output_0"], TY)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ({"x": {0: TX, 1: TX}, "labels": TY}, "got a mapping with 0, 1; pass each as a column"),
+        ([([x, x[:2]], y) for x, y in SET], "got parts of different shapes"),
+        (((TX, TX), None), "expected .* of arrays, got None; pass a label per row"),
+        (((TX, TX), []), "of one length, inputs first and labels last, got 3 of"),
+    ],
+)
+def test_nested_inputs_that_are_no_columns(rows, message):
+    with pytest.raises(ConfigError, match=message):
+        read_columns(rows)

@@ -162,7 +162,7 @@ def test_bad_arguments_are_named(digits):
         fit(model, digits, schedule="cosin")
     with pytest.raises(ConfigError, match="unknown metric 'f2'"):
         evaluate(model, digits, metric="f2")
-    with pytest.raises(ConfigError, match="batch_size: expected at least 1, got 0"):
+    with pytest.raises(ConfigError, match="batch_size: expected a whole number, 1 or more, got 0"):
         fit(model, digits, batch_size=0)
     with pytest.raises(TypeError, match="learning_rate"):
         fit(model, digits, learning_rate=1e-3)
@@ -200,6 +200,13 @@ def test_large_logits_are_accumulated_over_parts_of_a_step(monkeypatch):
         ({"epochs": 1.5}, "epochs: .* got 1.5"),
         ({"lr": float("nan")}, "lr: expected a finite number, 0 or more, got nan"),
         ({"batch_size": 2.5}, "batch_size: expected a whole number, 1 or more, got 2.5"),
+        ({"batch_size": 0}, "batch_size: expected a whole number, 1 or more, got 0"),
+        ({"lr": "0.1"}, "lr: expected a finite number, 0 or more, got '0.1'"),
+        ({"weight_decay": -1}, "weight_decay: expected a finite number, 0 or more, got -1"),
+        (
+            {"max_grad_norm": None},
+            "max_grad_norm: expected more than 0; math.inf for no limit, got",
+        ),
         ({"warmup": 3}, "warmup: expected a share of the steps, 0 to 1, got 3"),
         ({"max_grad_norm": -1}, "max_grad_norm: expected more than 0"),
     ],
@@ -210,6 +217,12 @@ def test_numbers_out_of_range_are_refused_before_training(settings, message):
     with pytest.raises(ConfigError, match=message):
         fit(net, (torch.ones(6, 4), torch.tensor([0, 1] * 3)), **settings)
     assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
+
+
+@pytest.mark.parametrize("size", [0, 2.5, "8"])
+def test_batch_sizes_of_an_evaluation(size):
+    with pytest.raises(ConfigError, match=f"batch_size: expected a whole .* got {size!r}"):
+        evaluate(nn.Linear(4, 2), (torch.ones(6, 4), torch.tensor([0, 1] * 3)), batch_size=size)
 
 
 @pytest.mark.parametrize("use", [fit, evaluate])

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import torch
@@ -62,8 +63,10 @@ class Feed:
         asked = None if task is None else find_task(task)
         self.rows = read_rows(rows, asked)
         self.task = task_for(asked, self.rows)
-        if batch_size < 1:
-            raise ConfigError(f"batch_size: expected at least 1, got {batch_size}.")
+        if not isinstance(batch_size, Integral) or batch_size < 1:
+            raise ConfigError(
+                f"batch_size: expected a whole number, 1 or more, got {batch_size!r:.40}."
+            )
         held = next(model.parameters(), torch.empty(0)).device
         self.device = held if device is None else torch.device(device)
         self.model, self.batch_size = model.to(self.device), batch_size

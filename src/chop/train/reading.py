@@ -125,9 +125,12 @@ def _with_flat_inputs(
     inputs, labels = item
     if not isinstance(inputs, kind) or len(inputs) < 2:
         return item
-    rows = len(labels) if isinstance(labels, list) else next(iter(np.shape(labels)), None)
     if not all(isinstance(x, Tensor | np.ndarray) or is_frame(x) for x in inputs):
         return item
+    # A DataLoader collates labels of several outputs to a list of columns.
+    are_columns_of_labels = isinstance(labels, list) and any(np.ndim(y) for y in labels[:1])
+    first = labels[0] if are_columns_of_labels else labels
+    rows = len(first) if isinstance(first, list) else next(iter(np.shape(first)), None)
     if are_columns and len(inputs) == rows:
         return item
     if kind is list and rows is not None and any(np.shape(x)[:1] != (rows,) for x in inputs):
@@ -230,6 +233,8 @@ def _from_arrays(arrays: Sequence[Any]) -> dict[str, Column]:
             raise ConfigError(
                 f"expected (X, y) of arrays, got the text '{array}'; pass the column itself."
             )
+        if array is None or isinstance(array, Real):
+            raise NoLabelsError(f"expected (X, y) of arrays, got {array}; pass a label per row.")
     if len(arrays) > 1 and LABELS not in label_columns(arrays[-1], len(arrays[0])):
         inputs = _by_position([*map(_array, arrays[:-1]), ()])
         del inputs[LABELS]
@@ -277,7 +282,11 @@ def _get_rows(loaded: Any, is_batch: bool, kinds: set[bool]) -> Iterator[Mapping
         if are_outputs and True in kinds:
             loaded = (*inputs, given)
     named = _named(loaded)
-    dims = {name: np.ndim(column) for name, column in named.items()}
+    # Rows of a list may differ in length; the first one has their number of dimensions.
+    dims = {
+        name: np.ndim(column[:1] if isinstance(column, list) else column)
+        for name, column in named.items()
+    }
     if not is_batch and dims.get(label_column(list(named)) or "") == 0:
         yield named
         return
@@ -297,9 +306,14 @@ def as_column(values: Any) -> Column:
     NumPy's float64 becomes torch's default dtype, which models use. Tensors keep their dtype.
 
     Raises:
-        ConfigError: if values are text, images or other objects.
+        ConfigError: if values are text, images, mappings or other objects.
     """
     values = _array(values)
+    if isinstance(values, Mapping):
+        raise ConfigError(
+            "expected a column of numbers, got a mapping with "
+            f"{enumerate_names([*map(repr, values)], MOST_NAMES)}; pass each as a column."
+        )
     if isinstance(values, Tensor):
         return values.detach().cpu()
     if isinstance(values, np.ndarray) and values.dtype != object:
@@ -314,7 +328,13 @@ def _numbers(value: Any) -> Tensor:
     if isinstance(value, Tensor):
         return value.detach().cpu()
     is_picture = type(value).__module__.startswith("PIL.")
-    array = np.asarray(None if is_picture else value)
+    try:
+        array = np.asarray(None if is_picture else value)
+    except ValueError:
+        raise ConfigError(
+            f"expected rows of numbers, got parts of different shapes, {value!r:.80}; pass several "
+            "inputs as (a, b, labels)."
+        ) from None
     if array.dtype == object and array.size and all(isinstance(x, Real) for x in array.flat):
         # A frame with several types of numbers has such values.
         is_whole = all(isinstance(x, Integral) for x in array.flat)

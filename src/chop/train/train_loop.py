@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from numbers import Integral
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,6 +33,14 @@ STEP_LOGIT_BYTES = 2**28
 """Maximum logits of a forward in training; several tensors of this size exist at once."""
 EVALUATED = 256
 """Maximum batch size of `evaluate`."""
+FINITE = (0.0, sys.float_info.max, "a finite number, 0 or more")
+RANGES = {
+    "lr": FINITE,
+    "weight_decay": FINITE,
+    "warmup": (0.0, 1.0, "a share of the steps, 0 to 1"),
+    "max_grad_norm": (sys.float_info.min, math.inf, "more than 0; math.inf for no limit"),
+}
+"""Lowest and highest value of settings of `fit`, and their description."""
 SCHEDULES = {
     "constant": lambda done: 1.0,
     "linear": lambda done: 1.0 - done,
@@ -97,7 +106,9 @@ def fit(
         True
     """
     check_known(schedule, SCHEDULES, "unknown schedule")
-    _check_numbers(epochs, lr, batch_size, warmup, max_grad_norm, seed)
+    _check_numbers(
+        epochs, seed, lr=lr, weight_decay=weight_decay, warmup=warmup, max_grad_norm=max_grad_norm
+    )
     settings = Distillation.read(distill)
     rows = take_split(dataset, "train")
     feed, has_labels = labeled_feed(model, rows, batch_size, task, device, settings)
@@ -130,21 +141,15 @@ def fit(
     return losses
 
 
-def _check_numbers(
-    epochs: int, lr: float, batch_size: int, warmup: float, max_grad_norm: float, seed: int
-) -> None:
+def _check_numbers(epochs: int, seed: int, **reals: float) -> None:
     """Raises ConfigError for numbers that torch would reject in other words, or train with."""
-    whole, more = "a whole number, {} or more", "a finite number, 0 or more"
-    checks = (
-        ("epochs", epochs, isinstance(epochs, Integral) and epochs >= 0, whole.format(0)),
-        ("lr", lr, 0 <= lr < math.inf, more),
-        ("batch_size", batch_size, isinstance(batch_size, Integral), whole.format(1)),
-        ("warmup", warmup, 0 <= warmup <= 1, "a share of the steps, 0 to 1"),
-        ("max_grad_norm", max_grad_norm, max_grad_norm > 0, "more than 0; math.inf for no limit"),
-        ("seed", seed, isinstance(seed, Integral), "a whole number"),
-    )
-    for name, value, is_valid, expected in checks:
-        if not is_valid:
+    if not isinstance(epochs, Integral) or epochs < 0:
+        raise ConfigError(f"epochs: expected a whole number, 0 or more, got {epochs!r:.40}.")
+    if not isinstance(seed, Integral):
+        raise ConfigError(f"seed: expected a whole number, got {seed!r:.40}.")
+    for name, value in reals.items():
+        lowest, highest, expected = RANGES[name]
+        if not isinstance(value, Real) or not lowest <= value <= highest:
             raise ConfigError(f"{name}: expected {expected}, got {value!r:.40}.")
 
 
@@ -246,7 +251,13 @@ def predict(
 
     Returns: the metric, and on the CPU predictions (K, ...) and labels (K, ...) in its form.
     """
-    feed = Feed(model, take_split(dataset, "test"), batch_size or EVALUATED, task, device)
+    feed = Feed(
+        model,
+        take_split(dataset, "test"),
+        EVALUATED if batch_size is None else batch_size,
+        task,
+        device,
+    )
     if batch_size is None:
         feed.batch_size = rows_per_batch(model, feed.rows, feed.task, EVALUATED)
     judged = feed.task.with_metric(metric)

@@ -33,6 +33,15 @@ class Net(nn.Module):
         return Pair(hidden, {"logits": [self.second(hidden), None]})
 
 
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.head(x), self.head.weight
+
+
 class Counts(nn.Linear):
     def forward(self, x):
         return super().forward(x), x.shape[0]
@@ -109,6 +118,7 @@ GRAPHS = {
         lambda: quantized(Net(), data_in={"name": "mxint"}),
     ),
     "numbers as results": ("return them as tensors", lambda: quantized(Counts(8, 8))),
+    "a quantized weight as a result": ("returns a quantized weight", lambda: quantized(Tied())),
     "bfloat16": ("float32", lambda: _cast(quantized(nn.Linear(8, 8), ("input",)))),
 }
 

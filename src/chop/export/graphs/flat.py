@@ -79,6 +79,7 @@ class FlatGraph:
         self._keys = [*run_without_state(self.module, call, where)]
         if not self._keys:
             raise GraphError(f"{where}: expected an output tensor, but the graph has none.")
+        self._where = where
         self.outputs = _free_names(self._keys, {*self.inputs, *self.module.state_dict()})
 
     def tensors(self, example: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -86,7 +87,16 @@ class FlatGraph:
         return {name: x.cpu() for name, x in named_tensors(self._nested(example)).items()}
 
     def answers(self, answer: Mapping[str, Tensor]) -> list[Tensor]:
-        """Returns the tensors of `named_outputs` that `module` returns, on the CPU."""
+        """Returns the tensors of `named_outputs` that `module` returns, on the CPU.
+
+        Raises:
+            GraphError: if `module` returns a weight as codes, which the graph returns as a tensor.
+        """
+        if coded := [key for key in self._keys if key not in answer]:
+            raise GraphError(
+                f"{self._where}: the graph returns a quantized weight, which the file stores as "
+                f"{', '.join(coded)}; leave it out of the results."
+            )
         return [answer[key].cpu() for key in self._keys]
 
     def _nested(self, example: Mapping[str, Any]) -> dict[str, Any]:

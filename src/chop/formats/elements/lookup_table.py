@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cache
 
@@ -12,6 +11,7 @@ from torch import Tensor
 from chop.errors import ConfigError
 from chop.formats.elements.element import Element, Rounding
 
+LARGEST = torch.finfo(torch.float32).max
 FEW = 16
 """Numbers up to which a CPU compares values with all of them."""
 
@@ -36,13 +36,22 @@ class LookupTable(Element):
     is_mirrored = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.table, tuple) or not isinstance(self.width, int) or self.width < 1:
+            raise ConfigError(
+                "LookupTable: expected a tuple of numbers and a width of 1 bit or more, got "
+                f"{self.table!r:.60} and {self.width!r}."
+            )
+        if self.rounding != "nearest_down":
+            raise ConfigError(
+                f"LookupTable: expected the rounding 'nearest_down', got {self.rounding!r}."
+            )
         if len(self.table) != 2**self.width:
             raise ConfigError(
                 f"LookupTable: expected {2**self.width} numbers for a width of {self.width} bits, "
                 f"got {len(self.table)}. Repeat a number to fill a table."
             )
-        if 0.0 not in self.table or not all(map(math.isfinite, self.table)):
-            raise ConfigError("LookupTable: expected finite numbers, one of which is 0.")
+        if 0.0 not in self.table or not all(abs(x) <= LARGEST for x in self.table):
+            raise ConfigError("LookupTable: expected finite numbers of float32, one of which is 0.")
 
     @property
     def largest(self) -> float:

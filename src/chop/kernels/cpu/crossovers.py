@@ -11,7 +11,6 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -38,6 +37,8 @@ Calls = Callable[[tuple[int, int], int], tuple[Call, Call]]
 """Makes a product by the loops and by oneDNN from the shape of a weight and a number of rows."""
 Table = Mapping[int, float]
 """Rows by number of elements of the weight; infinity if oneDNN is never faster."""
+TABLES: dict[int, Table] = {}
+"""Tables of this process by number of threads, because the file may not be writable."""
 
 
 def find_rows(elements: int, threads: int, calls: Calls) -> float:
@@ -48,14 +49,8 @@ def find_rows(elements: int, threads: int, calls: Calls) -> float:
         threads: number of threads of torch.
         calls: products to measure.
     """
-    table = _table(threads, calls)
+    table = read_table(threads) or measure(threads, calls)
     return table[min(table, key=lambda known: abs(math.log(known / elements)))]
-
-
-@lru_cache
-def _table(threads: int, calls: Calls) -> Table:
-    stored = read_table(threads)
-    return measure(threads, calls) if stored is None else stored
 
 
 def measure(threads: int, calls: Calls) -> Table:
@@ -63,8 +58,8 @@ def measure(threads: int, calls: Calls) -> Table:
     # The time of a thread excludes other processes, which the time of several threads cannot.
     clock = time.thread_time if threads == 1 else time.perf_counter
     table = {math.prod(shape): _crossover(shape, calls, clock) for shape in SHAPES}
+    TABLES[threads] = table
     _write_table(threads, table)
-    _table.cache_clear()
     return table
 
 
@@ -96,14 +91,17 @@ def _seconds(call: Call, clock: Clock) -> float:
 
 
 def read_table(threads: int) -> Table | None:
-    """Returns the stored table of this machine, or None if there is none."""
+    """Returns the table of this process or the stored one of this machine; None without one."""
+    if threads in TABLES:
+        return TABLES[threads]
     stored = _read_all().get(_machine(threads))
     names = {str(math.prod(shape)) for shape in SHAPES}
     if not isinstance(stored, dict) or stored.keys() != names:
         return None
     if not all(x is None or (isinstance(x, int) and x in COUNTS) for x in stored.values()):
         return None
-    return {int(name): math.inf if x is None else x for name, x in stored.items()}
+    TABLES[threads] = {int(name): math.inf if x is None else x for name, x in stored.items()}
+    return TABLES[threads]
 
 
 def _write_table(threads: int, table: Table) -> None:

@@ -29,6 +29,8 @@ LONGEST_SUM = (2**31 - 1) // 128**2
 BYTE = 8
 INPUTS, WEIGHTS = "8.0", "scale_integer:width=8:granularity=channel"
 """Formats of the products that are measured."""
+PERIOD = 4099
+"""Number of random codes of a measurement; prime, so that repeated ones differ between rows."""
 
 
 class Rule(ctypes.Structure):
@@ -254,14 +256,18 @@ def measure_crossovers() -> None:
 
 def _calls(shape: tuple[int, int], rows: int) -> tuple[Callable[[], object], Callable[[], object]]:
     """Returns products of random codes by the loops and by oneDNN."""
-    codes = torch.randint(0, 256, (math.prod(shape),), dtype=torch.uint8, device="cpu")
+    random = torch.Generator("cpu").manual_seed(0)  # leaves the caller's random state unchanged
+    elements, like = math.prod(shape), {"generator": random, "device": "cpu"}
+    # Drawing millions of codes would take longer than the products.
+    period = torch.randint(0, 256, (PERIOD,), dtype=torch.uint8, **like)
+    codes = period.repeat(elements // PERIOD + 1)[:elements]
     scales = torch.ones(shape[0], dtype=torch.float32, device="cpu")
     key = parse_format_string(WEIGHTS).key
     product = prepared_product(
         parse_format_string(INPUTS), Packed(codes, scales, None, shape, key), None
     )
     assert product is not None
-    x = torch.randn(rows, shape[1], dtype=torch.float32, device="cpu")
+    x = torch.randn(rows, shape[1], dtype=torch.float32, **like)
     return partial(product.by_loops, x), partial(_by_onednn, x, product)
 
 
