@@ -39,11 +39,12 @@ needs_tools = pytest.mark.tools(*TOOLS)
 
 
 class Built(NamedTuple):
-    """A circuit, its outputs, and its cycles for a sample where nothing stalls."""
+    """A circuit, its outputs, and its cycles where nothing stalls."""
 
     design: Design
     outputs: Tensor
     interval: float
+    latency: int
 
 
 def check_graph(integer, batch, fold, folder, simulator="icarus") -> Built:
@@ -68,4 +69,4 @@ def check_graph(integer, batch, fold, folder, simulator="icarus") -> Built:
         for profile in stalls.PROFILES
     }
     assert {found.equal for found in runs.values()} == {outputs.numel()}
-    return Built(design, outputs, runs["none"].interval)
+    return Built(design, outputs, runs["none"].interval, runs["none"].latency)

@@ -6,6 +6,7 @@ from torch import nn
 from chop.hardware.design.port import Port
 from chop.hardware.design.stream import Stream
 from chop.hardware.plans.order import concat_plan, constant_plan, select_plan
+from chop.hardware.plans.reorder import ZERO, reorder_plan
 from chop.nn import integer as i
 from chop.nn.integer import Call, Edge, Grid, IntegerOptions
 from tests.hardware.bench import Driven, check, check_module, drawn
@@ -77,6 +78,15 @@ def check_constant(folder):
     run_order("chop_constant", plan, (), codes.expand(4, 6, 2), folder)
 
 
+def check_reorder(folder):
+    """Rows of codes leave as columns, with a zero behind each column."""
+    given = drawn(EDGE, 5, 3)
+    places = torch.nn.functional.pad(given.stream.positions.T, (0, 1), value=ZERO)
+    plan = reorder_plan(given.stream, places, torch.arange(18).view(3, 6), 20)
+    expected = torch.nn.functional.pad(given.codes.mT, (0, 1))
+    run_order("chop_reorder", plan, (given,), expected, folder)
+
+
 def check_copies_of_runs(folder):
     """Each run of three beats leaves twice."""
     beats = drawn(EDGE, 60, 1, samples=1).codes[0]
@@ -102,10 +112,21 @@ TAKES, CREDIT = "takes = can_take && has_beat;", ".valid_i(valid_q[STAGES-1])"
 PARTIAL = "(count_q == '0 ? '0 : earlier)"
 CHANNELS = i.ChannelMap(*torch.randn(2, 12, generator=torch.Generator().manual_seed(1)).double())
 AFFINE = check_of_one(i.IntegerBatchNorm(EDGE, CHANNELS))
+SLOPES = nn.PReLU(12)
+SLOPES.weight.data.copy_(torch.linspace(-1, 2, 12))
+PRELU = check_of_one(
+    i.IntegerPReLU.from_quantized(SLOPES, [EDGE], IntegerOptions(), Call([(1, 12)]))
+)
 THRESHOLDS = check_of_one(i.IntegerThresholds(EDGE, CHANNELS, i.Grid(3.0, -4, 3)))
 MUTANTS = {
     "shift_early": ("chop_affine", "OUT_W'(shift_2_q)", "OUT_W'(shift_1_q)", AFFINE),
     "affine_too_early": ("chop_affine", CREDIT, ".valid_i(valid_q[STAGES-2])", AFFINE),
+    "slope_for_every_code": ("chop_prelu", "x < 0 ? product :", "1'b1 ? product :", PRELU),
+    "slope_of_another_code": ("chop_prelu", ".a_i(x_2_q[", ".a_i(x_1_q[", PRELU),
+    "prelu_too_early": ("chop_prelu", CREDIT, ".valid_i(valid_q[STAGES-2])", PRELU),
+    "zeros_from_the_frame": ("chop_reorder", "inside_q[1] ? word_q : '0", "word_q", check_reorder),
+    "bank_overwritten": ("chop_reorder", "!full_q[write_bank_q]", "1'b1", check_reorder),
+    "frame_read_too_early": ("chop_reorder", "full_q[read_bank_q] &&", "", check_reorder),
     "slopes_alike": ("chop_thresholds", "^ {IN_W{words[i*WORD_W+WORD_W-1]}}", "", THRESHOLDS),
     "threshold_missed": ("chop_thresholds", "v >= $signed", "v > $signed", THRESHOLDS),
     "quotients_not_rounded": ("chop_requantize", "+ (PRODUCT_W-DROPPED+1)'(1)", "", check_division),

@@ -109,6 +109,16 @@ def test_the_circuit_computes_the_integers(name, tmp_path):
     assert built.interval == pytest.approx(built.design.interval, rel=0.02)
 
 
+@needs_tools
+@pytest.mark.sampled(1)
+def test_interleaved_means_leave_when_planned(tmp_path):
+    """All means of a sample are complete at its end, not spread over the cycles of the sums."""
+    _, integer, batch, _ = integers("tokens_centered")
+    built = check_graph(integer, batch, 24, tmp_path)
+    planned = built.design.connections.schedule.latency(built.design.netlist)
+    assert abs(planned - built.latency) <= 0.05 * built.latency
+
+
 def modules(name, fold=24):
     return [part.module for part in emit(integers(name)[1], fold=fold).netlist.instances]
 

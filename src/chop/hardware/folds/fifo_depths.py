@@ -178,13 +178,13 @@ def _first_leaves(instance: Instance, arrivals: Sequence[Tensor | None]) -> Tens
     plan, beats = instance.plan, instance.plan.out.beats
     pace = torch.arange(beats) * plan.cycles // beats
     if plan.needs:
-        # Outputs do not spread over the cycles of the component: a selection can end early.
-        pace = torch.arange(beats)
-        most = max(beats, *(len(arrival) for arrival in arrivals if arrival is not None))
-        arrivals = [
-            None if a is None else _paced(a, torch.arange(len(a)) * plan.cycles // most)
-            for a in arrivals
-        ]
+        # Outputs do not spread over the cycles of the component: a selection can end early, and
+        # those of a row leave together. Only the rows keep the pace of the component.
+        arrived = [len(arrival) for arrival in arrivals if arrival is not None]
+        most = max(beats, *arrived)
+        starts = torch.stack([(need - need[0]) * plan.cycles // most for need in plan.needs])
+        inside = [torch.arange(beats) - torch.searchsorted(need, need) for need in plan.needs]
+        pace = torch.maximum((starts + torch.stack(inside)).amax(0), torch.arange(beats))
     ready = _ready(arrivals, [_first_needs(instance, k) for k in range(len(arrivals))])
     return _paced(ready, pace) + plan.latency
 

@@ -60,9 +60,16 @@ def plan_sum(site: Site) -> ComponentPlan:
         cycles=read.size // lanes,
         resources=Resources(memory_bits=groups.inner * out.width),
         holds=(groups.terms * groups.inner / read.size,),
+        needs=() if across else (_last_terms(groups, lanes, out.beats),),
         buffers=(0,),
         latency=SUM_STAGES,
     )
+
+
+def _last_terms(groups: _Groups, lanes: int, beats: int) -> Tensor:
+    """Returns the input beat with the last terms of each beat of interleaved sums, int64."""
+    rows, number = groups.inner // lanes, torch.arange(beats)
+    return (number // rows * groups.terms + groups.terms - 1) * rows + number % rows
 
 
 def _groups(operator: IntegerSum, read: Stream) -> _Groups:
