@@ -29,6 +29,7 @@ TO_WRITE = {
     "src/chop/actions/near_zero/job.py",
     "src/chop/cli/near_zero.py",
     "src/chop/export/NAME.py",
+    "tests/formats/test_int_group.py",
 }
 """Files that a reader of the pages is told to write."""
 PREAMBLE = """

@@ -14,13 +14,13 @@ from tests.test_architecture import SOURCE, drawing, get_module, imported
 
 BOUNDS = {
     "subpackages": 36,
-    "imports between subpackages": 282,
-    "files": 1_098,
+    "imports between subpackages": 283,
+    "files": 1_112,
     "files at one level": 30,
-    "lines that are not blank": 128_600,
+    "lines that are not blank": 131_000,
     "functions per 1,000 lines of logic": 108,
-    "public functions and classes": 3_550,
-    "lines of the longest file": 475,
+    "public functions and classes": 3_590,
+    "lines of the longest file": 491,
 }
 SLACK = 0.02
 """Share of a bound by which a figure may lie below it."""

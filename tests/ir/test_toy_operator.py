@@ -311,21 +311,21 @@ def test_what_is_in_the_table_is_not_replaced(row, taken):
     ("row", "message"),
     [
         (Operator("another", "builtin_func", methods=("erf_",)), "'erf_' as 'erf'"),
-        (Operator("another", "module", (nn.PReLU,), quantized=nn.ReLU), "QuantizedOperator.*ReLU"),
+        (Operator("another", "module", (nn.RReLU,), quantized=nn.ReLU), "QuantizedOperator.*ReLU"),
     ],
 )
 def test_rows_that_cannot_work_leave_the_table_as_it_is(row, message):
     before = dict(OPS)
     with pytest.raises(ConfigError, match=message):
         register(row)
-    assert before == OPS and get_class_row(nn.PReLU).name == "prelu"
+    assert before == OPS and get_class_row(nn.RReLU).name == "rrelu"
 
 
 def test_names_that_are_taken_are_not_overwritten(monkeypatch):
     class QuantThing(QuantizedOperator, BiasedScale):
         operands = ("weight",)
 
-    row = Operator("thing", "module", (nn.PReLU,), quantized=QuantThing)
+    row = Operator("thing", "module", (nn.RReLU,), quantized=QuantThing)
     monkeypatch.setitem(globals(), "PackedThing", "somebody's")
     with pytest.raises(ConfigError, match=f"QuantThing.*'{__name__}' already has a PackedThing"):
         register(row)

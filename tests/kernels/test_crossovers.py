@@ -75,18 +75,18 @@ def test_a_damaged_table_is_measured_again(empty_cache, text):
     for name, value in names.items():
         text = text.replace(f'"{name}"', json.dumps(value))
     empty_cache.write_text(text)
-    assert crossovers.read_table(THREADS) is None
+    assert crossovers.stored_table(THREADS) is None
     calls = calls_with({SMALL: 256, LARGE: 16}, [])
     assert crossovers.find_rows(LARGE, THREADS, calls) == 16
     crossovers.TABLES.clear()
-    assert crossovers.read_table(THREADS) == {SMALL: 256, LARGE: 16}
+    assert crossovers.stored_table(THREADS) == {SMALL: 256, LARGE: 16}
 
 
 def test_a_table_that_cannot_be_stored_is_measured_once(empty_cache):
     empty_cache.mkdir()  # a folder in place of the file
     asked = []
     calls = calls_with({SMALL: math.inf, LARGE: math.inf}, asked)
-    assert crossovers.measure(THREADS, calls) == crossovers.read_table(THREADS)
+    assert crossovers.measure(THREADS, calls) == crossovers.stored_table(THREADS)
     assert crossovers.find_rows(SMALL, THREADS, calls) == math.inf and len(asked) == 2
 
 
@@ -96,6 +96,6 @@ def test_measured_products_are_equal(empty_cache):
     loops, onednn = int8._calls((96, 1024), 16)
     assert torch.equal(loops(), onednn()) and len(loops().unique()) > 1000
     int8.measure_crossovers()
-    table = crossovers.read_table(torch.get_num_threads())
+    table = crossovers.stored_table(torch.get_num_threads())
     assert {int8.rows_for_onednn(shape) for shape in crossovers.SHAPES} == {*table.values()}
     assert torch.equal(torch.get_rng_state(), state)

@@ -99,12 +99,12 @@ def test_what_cannot_be_read_is_refused():
 
 
 GAPS = {
-    "a vector": (torch.tensor([[1.0, 2.0], [math.nan, 1.0], [1.0, 2.0]]), "row 2"),
-    "numbers": (torch.tensor([1.0, math.nan, math.nan]), "2 of 3 rows .*row 2, 3"),
-    "pictures": (torch.full((3, 1, 2, 2), math.nan), "row 1, 2, 3"),
+    "a vector": (torch.tensor([[1.0, 2.0], [math.nan, 1.0], [1.0, 2.0]]), "row 1"),
+    "numbers": (torch.tensor([1.0, math.nan, math.nan]), "2 of 3 rows .*row 1, 2"),
+    "pictures": (torch.full((3, 1, 2, 2), math.nan), "row 0, 1, 2"),
     "of several lengths": (
         [torch.ones(2), torch.ones(3), torch.tensor([1.0, math.nan])],
-        "1 of 3 rows .*row 3",
+        "1 of 3 rows .*row 2",
     ),
 }
 

@@ -227,14 +227,14 @@ def _integer_products() -> Finding:
     import torch
 
     from chop.kernels.cpu.build import library
-    from chop.kernels.cpu.crossovers import SHAPES, read_table
+    from chop.kernels.cpu.crossovers import SHAPES, stored_table
     from chop.kernels.cpu.int8 import is_exact
 
     if library().library is None:
         return Finding(PRODUCTS, OPTIONAL, "PyTorch in float32, because there are no CPU kernels")
     if not is_exact():
         return Finding(PRODUCTS, OK, "CPU kernels; oneDNN is not exact on this processor")
-    table = read_table(torch.get_num_threads())
+    table = stored_table(torch.get_num_threads())
     if table is None:
         return Finding(PRODUCTS, OK, "CPU kernels; oneDNN not measured yet: chop doctor --tune")
     rows = [

@@ -7,9 +7,9 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from numbers import Integral
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -63,7 +63,7 @@ class Feed:
         asked = None if task is None else find_task(task)
         self.rows = read_rows(rows, asked)
         self.task = task_for(asked, self.rows)
-        if not isinstance(batch_size, Integral) or batch_size < 1:
+        if not isinstance(batch_size, int | np.integer) or batch_size < 1:
             raise ConfigError(
                 f"batch_size: expected a whole number, 1 or more, got {batch_size!r:.40}."
             )

@@ -74,7 +74,7 @@ def test_misspelt_ranges_are_refused(text):
         (QuantizeSweepConfig, {"integer_bits": "0:4"}, "got 0, expected 1 or more for the sign"),
         (QuantizeSweepConfig, {"fraction_bits": "4:32:4"}, "got 33"),
         (QuantizeSweepConfig, {"integer_bits": "1:6", "widths": 8}, "leave out widths and frac"),
-        (PruneSweepConfig, {"activation": ("l1",)}, "choose from: l1-norm, random"),
+        (PruneSweepConfig, {"activation": ("l1",)}, "got 'l1': did you mean 'l1-norm'"),
         (PruneSweepConfig, {"parts": ("both",)}, "activation: expected at least one method"),
         (PruneSweepConfig, {"parts": ("wieghts",)}, "did you mean 'weights'"),
         (

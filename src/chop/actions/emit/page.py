@@ -11,8 +11,8 @@ from chop.hardware.design.axis import axis_name
 from chop.hardware.design.connect import Link
 from chop.hardware.design.dataflow import Dataflow, build_dataflow
 from chop.hardware.design.design import Design
+from chop.hardware.design.instances import Instance
 from chop.hardware.design.interface import describe_interface
-from chop.hardware.design.netlist import Instance
 from chop.ir.graph import MaseGraph
 from chop.report.charts.chart import Axis, Bar, BarChart, Chart, GraphChart, GraphNode
 from chop.report.report import Block, Cell, Heading, Note, Table, Tile

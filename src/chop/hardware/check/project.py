@@ -18,7 +18,7 @@ from chop.config import parse
 from chop.errors import CheckpointError, ConfigError
 from chop.hardware.design.axis import FRAME_ERROR, axis_signals
 from chop.hardware.design.design import Design
-from chop.hardware.design.netlist import Boundary
+from chop.hardware.design.instances import Boundary
 from chop.hardware.design.port import Port
 
 DESIGN = "design.json"

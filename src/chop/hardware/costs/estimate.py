@@ -14,7 +14,8 @@ import numpy as np
 from chop.hardware.costs.devices import XC7, Family, SmallRam
 from chop.hardware.costs.logic import estimate_logic
 from chop.hardware.design.connect import Connections, connect
-from chop.hardware.design.netlist import Instance, Netlist, netlist
+from chop.hardware.design.instances import Instance, Netlist
+from chop.hardware.design.netlist import netlist
 from chop.hardware.design.plan import ComponentPlan, Memory, Resources
 from chop.hardware.design.products import cut, soft_parts
 from chop.ir.graph import MaseGraph

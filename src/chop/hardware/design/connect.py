@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from chop.hardware.design.netlist import Boundary, Instance, Netlist
+from chop.hardware.design.instances import Boundary, Instance, Netlist
 from chop.hardware.design.plan import DIRECT
 from chop.hardware.design.stream import Stream
 from chop.hardware.folds.fifo_depths import SKID_BEATS, Schedule, schedule

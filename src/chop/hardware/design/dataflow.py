@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from chop.hardware.design.connect import Link, input_signal, output_signal
 from chop.hardware.design.design import Design
-from chop.hardware.design.netlist import Boundary, Instance
+from chop.hardware.design.instances import Boundary, Instance
 from chop.hardware.design.stream import Stream
 from chop.ir.drawing.draw import picture
 from chop.ir.drawing.hierarchy import Item

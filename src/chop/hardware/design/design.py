@@ -17,8 +17,8 @@ from chop.hardware.design.connect import (
     output_signal,
     with_depths,
 )
+from chop.hardware.design.instances import Instance, Netlist
 from chop.hardware.design.interface import PortDescription, describe_interface
-from chop.hardware.design.netlist import Instance, Netlist
 from chop.hardware.design.plan import RTL
 from chop.hardware.design.port import Port
 from chop.hardware.design.verilog import FOLDER, FileIn, instance, sources

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from chop.hardware.design.netlist import Boundary, Netlist
+from chop.hardware.design.instances import Boundary, Netlist
 from chop.hardware.design.port import Port
 from chop.hardware.design.stream import Stream
 from chop.nn.integer import Edge

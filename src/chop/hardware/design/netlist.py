@@ -1,13 +1,11 @@
-"""Netlist of an integer graph: component instances and the streams between them."""
+"""Construction of the netlist of an integer graph."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from types import UnionType
-from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -16,6 +14,7 @@ from chop.base.reach import reached
 from chop.errors import ConfigError
 from chop.hardware.design.components import get_component
 from chop.hardware.design.indices import index_edge
+from chop.hardware.design.instances import Boundary, Instance, Netlist
 from chop.hardware.design.lanes import divisors, fewest_lanes
 from chop.hardware.design.origins import Origins
 from chop.hardware.design.plan import RTL, Component, ComponentPlan, Site
@@ -35,98 +34,6 @@ MOST_ORDERS = 3
 """Reorderings of the inputs of an operator until its plan is refused."""
 ENCODERS = Encode | EncodeBlocks
 """Encoders, which the host computes ahead of a circuit."""
-
-
-@dataclass(frozen=True, eq=False)
-class Instance:
-    """A module instance in the top module.
-
-    Attributes:
-        name: name of the instance and of its result's signals.
-        kind: class name of the operator, or purpose of another instance.
-        module: SystemVerilog module.
-        folder: folder of its source.
-        plan: parameters, inputs and output.
-        inputs: values that it reads.
-        drawn_as: color class of its box.
-        node: graph node, if it implements an operator.
-        site: operator and surroundings of that node.
-        path: path of that operator in the model, such as `blocks.0.fc1`.
-    """
-
-    name: str
-    kind: str
-    module: str
-    folder: Path
-    plan: ComponentPlan
-    inputs: tuple[Wire, ...]
-    drawn_as: Kind = Kind.OTHER
-    node: str = ""
-    site: Site | None = None
-    path: str = ""
-
-    @property
-    def row(self) -> dict[str, Any]:
-        """Returns the component's row of the circuit table."""
-        plan = self.plan
-        products, is_soft = plan.resources.products, plan.resources.is_soft
-        return {
-            "component": self.name,
-            "kind": self.kind,
-            "module": self.module,
-            "lanes": f"{', '.join(map(str, plan.lanes)) or '-'} to {plan.out.lanes}",
-            "bits": plan.out.width,
-            "cycles": plan.cycles,
-            "multipliers": 0 if is_soft else products,
-            "soft_multipliers": products if is_soft else 0,
-            "rom_bits": sum(memory.bits for memory in plan.memories.values()),
-        }
-
-    @property
-    def output(self) -> Wire:
-        """Output value."""
-        return Wire(self.name, self.plan.out)
-
-
-@dataclass(frozen=True, eq=False)
-class Boundary:
-    """A port of the design.
-
-    Attributes:
-        name: port name.
-        node: graph node whose codes are transferred.
-        wire: inner stream.
-        choices: allowed lanes.
-    """
-
-    name: str
-    node: str
-    wire: Wire
-    choices: Sequence[int] = ()
-
-
-@dataclass(frozen=True, eq=False)
-class Netlist:
-    """Instances and ports of a design.
-
-    Attributes:
-        instances: instances in graph order.
-        inputs: input ports.
-        outputs: output ports.
-    """
-
-    instances: Sequence[Instance]
-    inputs: Sequence[Boundary]
-    outputs: Sequence[Boundary]
-
-    @property
-    def interval(self) -> int:
-        """Cycles between two samples, those of the slowest instance or port."""
-        ports = [*self.inputs, *self.outputs]
-        return max(
-            *(instance.plan.cycles for instance in self.instances),
-            *(port.wire.stream.beats for port in ports),
-        )
 
 
 def netlist(

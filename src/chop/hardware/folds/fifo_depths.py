@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from chop.hardware.design.components import get_component
-from chop.hardware.design.netlist import Instance, Netlist
+from chop.hardware.design.instances import Instance, Netlist
 from chop.hardware.design.plan import DIRECT
 from chop.hardware.design.stream import Stream
 

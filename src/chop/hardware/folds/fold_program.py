@@ -14,7 +14,7 @@ import numpy as np
 
 from chop.hardware.costs.devices import RESOURCES
 from chop.hardware.costs.estimate import Usage, module_usage
-from chop.hardware.design.netlist import Boundary, Instance
+from chop.hardware.design.instances import Boundary, Instance
 from chop.hardware.folds.foldable import Foldable, Option
 
 SECONDS = 30.0

@@ -11,7 +11,8 @@ from chop.hardware.costs.estimate import Usage, design_usage, plan_usage
 from chop.hardware.design.components import get_component
 from chop.hardware.design.connect import connect
 from chop.hardware.design.emit import UNFOLDED
-from chop.hardware.design.netlist import Boundary, Instance, Netlist, netlist
+from chop.hardware.design.instances import Boundary, Instance, Netlist
+from chop.hardware.design.netlist import netlist
 from chop.ir.graph import MaseGraph
 
 SPREAD = 4

@@ -8,7 +8,8 @@ from typing import Any
 from chop.errors import ConfigError
 from chop.hardware.design.connect import connect
 from chop.hardware.design.design import Design
-from chop.hardware.design.netlist import Netlist, netlist
+from chop.hardware.design.instances import Netlist
+from chop.hardware.design.netlist import netlist
 from chop.ir.graph import MaseGraph
 
 SLOW_PRODUCTS = 4_096

@@ -71,7 +71,7 @@ def _row(
     classes = modules if isinstance(modules, tuple) else (modules,)
     homes = homes or ((F,) if classes else (operator, torch, Tensor))
     own = (vars(home)[name] for home in homes if home is not Tensor and name in vars(home))
-    functions = (*own, *others)
+    functions = tuple(dict.fromkeys((*own, *others)))  # torch and F share some
     methods = (name,) if Tensor in homes and hasattr(Tensor, name) else ()
     quantized = getattr(q, f"Quant{classes[0].__name__}", None) if classes else None
     kind = "builtin_func" if not classes else "module_related_func" if functions else "module"

@@ -49,7 +49,7 @@ def find_rows(elements: int, threads: int, calls: Calls) -> float:
         threads: number of threads of torch.
         calls: products to measure.
     """
-    table = read_table(threads) or measure(threads, calls)
+    table = stored_table(threads) or measure(threads, calls)
     return table[min(table, key=lambda known: abs(math.log(known / elements)))]
 
 
@@ -90,7 +90,7 @@ def _seconds(call: Call, clock: Clock) -> float:
     return clock() - start
 
 
-def read_table(threads: int) -> Table | None:
+def stored_table(threads: int) -> Table | None:
     """Returns the table of this process or the stored one of this machine; None without one."""
     if threads in TABLES:
         return TABLES[threads]

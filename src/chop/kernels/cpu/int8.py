@@ -6,7 +6,7 @@ import ctypes
 import math
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -257,7 +257,8 @@ def measure_crossovers() -> None:
 def _calls(shape: tuple[int, int], rows: int) -> tuple[Callable[[], object], Callable[[], object]]:
     """Returns products of random codes by the loops and by oneDNN."""
     random = torch.Generator("cpu").manual_seed(0)  # leaves the caller's random state unchanged
-    elements, like = math.prod(shape), {"generator": random, "device": "cpu"}
+    elements = math.prod(shape)
+    like: dict[str, Any] = {"generator": random, "device": "cpu"}
     # Drawing millions of codes would take longer than the products.
     period = torch.randint(0, 256, (PERIOD,), dtype=torch.uint8, **like)
     codes = period.repeat(elements // PERIOD + 1)[:elements]
