@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from chop.actions.doctor import OK, OPTIONAL, _integer_products, _part, examine
-from chop.base import native
 from chop.kernels.cpu import build, int8
 
 
@@ -31,9 +30,9 @@ def test_a_program_of_the_system_serves_as_the_optional_part(tmp_path, monkeypat
 
 def test_products_are_not_to_be_tuned_where_one_implementation_runs(monkeypatch):
     monkeypatch.setattr(int8, "is_exact", lambda: False)
-    monkeypatch.setattr(build, "library", lambda: native.Build(object(), ""))
+    monkeypatch.setattr(build, "library", lambda: build.Build(object(), ""))
     assert "oneDNN is not exact on this processor" in _integer_products().detail
-    monkeypatch.setattr(build, "library", lambda: native.Build(None, "no compiler"))
+    monkeypatch.setattr(build, "library", lambda: build.Build(None, "no compiler"))
     assert _integer_products().state == OPTIONAL
 
 

@@ -114,7 +114,7 @@ class Pair(nn.Module):
         super().__init__()
         self.left, self.right = nn.Linear(4, 2), nn.Linear(4, 2)
 
-    def forward(self, picture, numbers=None):
+    def forward(self, picture, numbers=None, position_ids=None):
         return self.left(picture) + (0 if numbers is None else self.right(numbers))
 
 
@@ -136,7 +136,8 @@ def test_a_failing_model_lists_the_columns_that_it_was_not_passed():
 
 
 def test_columns_that_resemble_no_input_are_skipped():
-    rows = {"picture": X, "idx": torch.arange(40), "labels": Y}
+    others = {"idx": torch.arange(40), "position": torch.arange(40)}
+    rows = {"picture": X, **others, "labels": Y}
     assert len(Workload.of(Pair(), rows, rows).train) == 40
 
 

@@ -143,13 +143,16 @@ def fit(
 
 def _check_numbers(epochs: int, seed: int, **reals: float) -> None:
     """Raises ConfigError for numbers that torch would reject in other words, or train with."""
-    if not isinstance(epochs, Integral) or epochs < 0:
+    is_whole = isinstance(epochs, Integral)
+    if not is_whole or epochs < 0:
         raise ConfigError(f"epochs: expected a whole number, 0 or more, got {epochs!r:.40}.")
-    if not isinstance(seed, Integral):
+    is_whole = isinstance(seed, Integral)
+    if not is_whole:
         raise ConfigError(f"seed: expected a whole number, got {seed!r:.40}.")
     for name, value in reals.items():
         lowest, highest, expected = RANGES[name]
-        if not isinstance(value, Real) or not lowest <= value <= highest:
+        is_number = isinstance(value, Real)
+        if not is_number or not lowest <= value <= highest:
             raise ConfigError(f"{name}: expected {expected}, got {value!r:.40}.")
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from chop.base.notices import assume, current_assumptions, in_words
-from chop.errors import SURE, ChopError, ConfigError, enumerate_names, first_line
+from chop.errors import ChopError, ConfigError, enumerate_names, first_line
 from chop.models import reason_of_user_code
 from chop.train import Rows, Task
 from chop.train.calibration import example_inputs
@@ -23,6 +23,8 @@ from chop.train.segmentation import SEGMENTATION
 
 MAX_NAMED = 5
 """Number of parameters and buffers that a message names."""
+TYPO = 0.85
+"""Least similarity of a misspelled name: a column `position` is none of `position_ids`."""
 
 
 def check_weights(model: nn.Module) -> None:
@@ -79,7 +81,7 @@ def _skipped_columns(model: nn.Module, rows: Rows, inputs: Mapping[str, Tensor],
     skipped = [column for column in rows.columns if is_by_name and column not in inputs]
     free = [x for x in inspect.signature(model.forward).parameters if x not in inputs]
     for column in skipped:
-        near = difflib.get_close_matches(column, free, 1, SURE)
+        near = difflib.get_close_matches(column, free, 1, TYPO)
         if near:
             raise ConfigError(
                 f"'{name}' has no input '{column}': did you mean '{near[0]}'? Columns have the "

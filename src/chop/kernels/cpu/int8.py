@@ -6,7 +6,7 @@ import ctypes
 import math
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -258,9 +258,8 @@ def _calls(shape: tuple[int, int], rows: int) -> tuple[Callable[[], object], Cal
     """Returns products of random codes by the loops and by oneDNN."""
     random = torch.Generator("cpu").manual_seed(0)  # leaves the caller's random state unchanged
     elements = math.prod(shape)
-    like: dict[str, Any] = {"generator": random, "device": "cpu"}
     # Drawing millions of codes would take longer than the products.
-    period = torch.randint(0, 256, (PERIOD,), dtype=torch.uint8, **like)
+    period = torch.randint(0, 256, (PERIOD,), generator=random, dtype=torch.uint8, device="cpu")
     codes = period.repeat(elements // PERIOD + 1)[:elements]
     scales = torch.ones(shape[0], dtype=torch.float32, device="cpu")
     key = parse_format_string(WEIGHTS).key
@@ -268,7 +267,7 @@ def _calls(shape: tuple[int, int], rows: int) -> tuple[Callable[[], object], Cal
         parse_format_string(INPUTS), Packed(codes, scales, None, shape, key), None
     )
     assert product is not None
-    x = torch.randn(rows, shape[1], dtype=torch.float32, **like)
+    x = torch.randn(rows, shape[1], generator=random, dtype=torch.float32, device="cpu")
     return partial(product.by_loops, x), partial(_by_onednn, x, product)
 
 
