@@ -54,6 +54,7 @@ def test_its_own_tests_pass(site):
     assert done.returncode == 0 and "6 passed" in done.stdout, done.stdout
 
 
+@pytest.mark.long
 def test_compress_saves_a_model_in_its_format(compressed):
     out, said = compressed
     assert "saved int_group(width=" in said
@@ -62,6 +63,7 @@ def test_compress_saves_a_model_in_its_format(compressed):
     assert "int_group" in (out / "report.html").read_text()
 
 
+@pytest.mark.long
 def test_the_checkpoint_is_read_in_a_new_process(compressed, site):
     out, _ = compressed
     read = f"MaseGraph.from_checkpoint({str(out / 'model')!r})"

@@ -136,6 +136,7 @@ class Activated(nn.Module):
         return self.last(self.activation(self.first(self, x)))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "first", [lambda m, x: x, lambda m, x: m.fc(x), lambda m, x: torch.tanh(x)]
 )

@@ -64,6 +64,7 @@ def test_texts_are_those_that_transformers_generates(run):
             assert shown[column] == f"\u201c{text}\u201d"
 
 
+@pytest.mark.long
 def test_texts_of_rows_are_in_results_that_asked_for_them_alone(run):
     folder, result, plain = run
     assert "texts" not in plain

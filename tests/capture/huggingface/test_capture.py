@@ -185,7 +185,7 @@ def test_family_in_training(case: Any) -> None:
     close(run(captured, inputs, training=True), run(model, inputs, training=True))
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 def test_family_gradients_and_state(case: Any) -> None:
     _, model, inputs, captured = case
     gradients = []

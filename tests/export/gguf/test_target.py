@@ -272,7 +272,7 @@ NEW = [
 
 
 @pytest.mark.parametrize(("kind", "changes"), CASES + NEW)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_every_architecture_answers_in_transformers_and_is_read(kind, changes, tmp_path):
     mg = of_kind(kind, changes, "mxint:width=4")
     types = check(mg, tmp_path / "model.gguf")["tensors"]

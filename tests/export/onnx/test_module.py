@@ -105,6 +105,7 @@ CALLS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CALLS)
 def test_calls_that_it_cannot_answer_are_refused(graph, case):
     error, text, call = CALLS[case]

@@ -88,6 +88,7 @@ def integers(name):
     return quantized, integer, batch, info
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", CASES)
 def test_integers_are_those_of_the_quantized_model(name):
     quantized, integer, batch, info = integers(name)
