@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from torch import Tensor, nn
 
@@ -23,7 +23,7 @@ from chop.actions.given_rows import (
     with_scale,
 )
 from chop.captured.wrappers import check_is_module, check_is_unwrapped
-from chop.config import convert, parse
+from chop.config import Range, convert, parse
 from chop.errors import ChopError, ConfigError
 from chop.formats import NumberFormat, QuantSpec, parse_format_string
 from chop.ir.graph import MaseGraph
@@ -97,8 +97,8 @@ def quantize(
         weighted_operators() if operators is None else operators, tuple[str, ...], "operators"
     )
     check_operators(names)
-    if calibration_rows < 1:
-        raise ConfigError(f"calibration_rows: got {calibration_rows}, expected 1 or more.")
+    calibration_rows = convert(calibration_rows, Annotated[int, Range(1)], "calibration_rows")
+    weights_only = convert(weights_only, bool, "weights_only")
     rows = _get_rows(model, with_label_column(data, label_column))
     if rows is not None:
         check_forward(model, rows, type(model).__name__, "data")
@@ -139,14 +139,14 @@ def save(model: nn.Module, path: str | Path, data: Any = None) -> dict[str, Any]
         small = chop.MaseGraph.from_checkpoint("runs/small").to_module(like=model)
     """
     check_is_module(model, "chop.save")
+    place: Path = convert(path, Path, "chop.save: path").expanduser()
     if not any(isinstance(x, QuantizedOperator | PackedOperator) for x in model.modules()):
         raise ConfigError("chop.save: expected a quantized model: call chop.quantize first.")
     rows = _get_rows(model, data)
     example = captured_inputs(model) if rows is None else example_inputs(model, rows)
     packed, info = passes.pack_transform_pass(MaseGraph(model, dummy_in=example), {"silent": True})
-    path = Path(path).expanduser()
-    packed.export(path)
-    files = [path.with_name(path.name + end) for end in (".pt", ".mz")]
+    packed.export(place)
+    files = [place.with_name(place.name + end) for end in (".pt", ".mz")]
     return {"files": files, **{n: info[n] for n in ("packed_share", "bytes", "float_bytes")}}
 
 
@@ -298,7 +298,8 @@ def _keyword(option: re.Match[str]) -> str:
 def _check_has_layers(model: nn.Module, who: str) -> None:
     """Raises ConfigError for a single layer, whose class would have to change."""
     if type(model).__module__.startswith("torch.nn") and not any(model.children()):
-        raise ConfigError(
-            f"{who}: expected a model with layers, got a single {type(model).__name__}: "
-            "pass nn.Sequential(layer)."
-        )
+        kind = type(model).__name__
+        got = f"a single {kind}: pass nn.Sequential(layer)"
+        if isinstance(model, nn.Sequential | nn.ModuleList | nn.ModuleDict):
+            got = f"an empty {kind}"
+        raise ConfigError(f"{who}: expected a model with layers, got {got}.")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from chop.config import convert
 from chop.data.load import check_label_columns, joined_labels
 from chop.errors import ConfigError, check_known
 from chop.train.frames import is_frame, to_array
@@ -52,6 +53,7 @@ def with_label_column(data: Any, label: str | None) -> Any:
     Raises:
         ConfigError: if there is no such column, or columns have no names.
     """
+    label = convert(label, str | None, "label_column")
     if label is None or data is None:
         return data
     if isinstance(data, str | PathLike):

@@ -37,6 +37,8 @@ def parse_format_string(text: str) -> NumberFormat:
     Raises:
         ConfigError: if the text is malformed, or a field is unknown, repeated or out of range.
     """
+    if not isinstance(text, str):
+        raise ConfigError(f"format: expected a text, such as 'mxint:width=4', got {text!r:.80}.")
     if FIELD_AFTER_COMMA.search(text):
         raise ConfigError(_with_comma(text))
     if text[:1].isdigit():

@@ -7,7 +7,7 @@ import torch
 from chop.errors import ConfigError
 
 
-def usable_device(name: str | None = None) -> torch.device:
+def usable_device(name: str | torch.device | None = None) -> torch.device:
     """Returns a device after a write and a read of one number have succeeded on it.
 
     Args:
@@ -19,7 +19,7 @@ def usable_device(name: str | None = None) -> torch.device:
     try:
         held = torch.zeros(1, device=chosen)
         held.item()
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, TypeError) as error:
         names = [each for each in ("cuda", "mps", "xpu") if getattr(torch, each).is_available()]
         raise ConfigError(
             f"device '{chosen}' is not available here; choose from: {', '.join(['cpu', *names])}."

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from chop.captured.wrappers import check_is_module
 from chop.errors import ConfigError
+from chop.train.device import usable_device
 from chop.train.model_io import LABELS, fed_columns, read_answers
 from chop.train.rows import Rows, padding_token, read_rows, task_for
 from chop.train.tasks import Task, find_task
@@ -68,7 +69,7 @@ class Feed:
                 f"batch_size: expected a whole number, 1 or more, got {batch_size!r:.40}."
             )
         held = next(model.parameters(), torch.empty(0)).device
-        self.device = held if device is None else torch.device(device)
+        self.device = held if device is None else usable_device(device)
         self.model, self.batch_size = model.to(self.device), batch_size
         self.task = bound_task(self.task, self.model, self.rows)
         self.task.check_labels(self.rows.labels)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -121,7 +122,7 @@ class Task:
             metric: a name, a `Metric`, or a function (predictions, labels) -> float of which higher
                 is better. The function gets the predictions of the task's own metric.
         Raises:
-            ConfigError: if the task has no metric with this name.
+            ConfigError: if the task has no metric with this name, or the value is none of these.
         """
         if metric is None:
             return self
@@ -130,8 +131,15 @@ class Task:
             check_known(metric, known, "unknown metric")
             return dataclasses.replace(self, metric=known[metric])
         if not isinstance(metric, Metric):
+            if not callable(metric):
+                raise ConfigError(
+                    "metric: expected a name, a Metric, or a function of predictions and labels, "
+                    f"got {metric!r:.40}."
+                )
             name = getattr(metric, "__name__", type(metric).__name__)
-            metric = Metric(name, metric, self.metric.predict, expect=self.metric.expect)
+            is_known = any(metric is each.score for each in self.metrics.values())
+            score = metric if is_known else partial(_number, name, metric)
+            metric = Metric(name, score, self.metric.predict, expect=self.metric.expect)
         return dataclasses.replace(self, metric=metric)
 
     def check_labels(self, labels: Tensor | list[Tensor]) -> None:
@@ -191,6 +199,22 @@ class Task:
 
 TASKS: Registry[Task] = Registry("tasks", kind=Task, own_name=lambda task: task.name)
 """Tasks by name: those of `chop.train.tasks` and those of other packages."""
+
+
+def _number(
+    name: str, metric: Callable[[Tensor, Tensor], Any], predictions: Tensor, labels: Tensor
+) -> float:
+    """Returns the number of a user-supplied metric.
+
+    Raises:
+        ConfigError: if it returns something else.
+    """
+    value = metric(predictions, labels)
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor of several numbers
+        got = f"{type(value).__name__} {str(value)[:40]}"
+        raise ConfigError(f"metric '{name}': expected one number, got {got}.") from None
 
 
 def _flat(labels: Tensor | list[Tensor]) -> Tensor:

@@ -317,6 +317,10 @@ def find_task(task: str | Task | Mapping[str, str | Task]) -> Task:
     """
     if isinstance(task, Task):
         return task
+    if not isinstance(task, str | Mapping):
+        raise ConfigError(
+            f"task: expected a name, a Task, or a mapping of tasks by output, got {task!r:.40}."
+        )
     if not isinstance(task, str) or "=" in task:
         return find_outputs_task(task)
     check_known(task, TASKS, "unknown task")

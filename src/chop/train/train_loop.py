@@ -109,6 +109,8 @@ def fit(
     _check_numbers(
         epochs, seed, lr=lr, weight_decay=weight_decay, warmup=warmup, max_grad_norm=max_grad_norm
     )
+    if not (on_step is None or callable(on_step)):
+        raise ConfigError(f"on_step: expected a function or None, got {on_step!r:.40}.")
     settings = Distillation.read(distill)
     rows = take_split(dataset, "train")
     feed, has_labels = labeled_feed(model, rows, batch_size, task, device, settings)

@@ -48,6 +48,16 @@ def check_weights(model: nn.Module) -> None:
         )
 
 
+def check_has_values(model: nn.Module, name: str) -> None:
+    """Checks that the parameters of a model are not on the meta device.
+
+    Raises:
+        ConfigError: if one is.
+    """
+    if any(value.is_meta for value in model.parameters()):
+        raise ConfigError(f"'{name}' has weights without values (device meta); load them first.")
+
+
 def check_forward(model: nn.Module, rows: Rows, name: str, dataset: str) -> None:
     """Calls a model on three rows without gradients; restores modes and the random state.
 
@@ -55,6 +65,7 @@ def check_forward(model: nn.Module, rows: Rows, name: str, dataset: str) -> None
         ConfigError: if its forward fails. The message has the line and describes the rows. Also if
             a column that is not passed resembles an input without a column.
     """
+    check_has_values(model, name)
     inputs = example_inputs(model, rows)
     skipped = _skipped_columns(model, rows, inputs, name)
     try:

@@ -48,7 +48,7 @@ from chop.train.text_labels import with_numbered_texts
 from chop.train.train_loop import Progress
 from chop.workloads.fingerprints import fingerprint_of_weights
 from chop.workloads.judging import build_judge, build_task
-from chop.workloads.probe import assume_scaled_logits, check_forward
+from chop.workloads.probe import assume_scaled_logits, check_forward, check_has_values
 from chop.workloads.settings import WorkloadConfig, short_name
 
 CHECKPOINT_LR, CHECKPOINT_EPOCHS = 1e-4, 1
@@ -237,6 +237,7 @@ class Workload:
         rows = cast_inputs(model, read)
         place, own = usable_device(device), copy.deepcopy(model)
         name = name or type(model).__name__
+        check_has_values(own, name)
         check_forward(own.to(place), rows["train"], name, dataset)
         return cls(
             own.eval(),

@@ -54,3 +54,7 @@ class BenchModelConfig:
         check_fields(self, type(self).__name__)
         if not self.batch_sizes:
             raise ConfigError("batch_sizes: expected at least one.")
+        if self.compressed is not None and self.format != BenchModelConfig.format:
+            raise ConfigError(
+                f"format: '{self.compressed}' is quantized already: leave --format out."
+            )

@@ -52,6 +52,8 @@ class QuantizeSweepConfig(JudgedConfig, QuantizationSettings):
         from chop.formats import Integer
 
         super().__post_init__()
+        if self.seeds > 1 and self.qat_epochs == 0:
+            raise ConfigError("seeds: without QAT every seed is alike: leave seeds out.")
         if self.splits_widths:
             self._check_split()
             return

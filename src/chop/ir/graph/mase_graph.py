@@ -388,6 +388,7 @@ class MaseGraph:
         """Writes a checkpoint, `fname.pt` and `fname.mz`; see `chop.ir.storage.checkpoint`."""
         from chop.ir.storage.checkpoint import export
 
+        fname = convert(fname, Path, "MaseGraph.export")
         export(self.model, self.provenance, fname, save_format)
 
     @classmethod

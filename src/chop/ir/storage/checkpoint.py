@@ -276,6 +276,8 @@ def _paths(name: str | Path) -> tuple[Path, Path]:
     path = Path(name).expanduser()
     if path.suffix in SUFFIXES:
         path = path.with_suffix("")
+    if not path.name:
+        raise CheckpointError(f"'{name}': expected a path with a file name, such as runs/small.")
     tensor_path, graph_path = (path.with_name(path.name + suffix) for suffix in SUFFIXES)
     return tensor_path, graph_path
 

@@ -1,0 +1,94 @@
+"""Arguments of a wrong type or without a meaning are refused in one sentence."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import chop
+from chop.actions.bench.settings import BenchModelConfig
+from chop.actions.sweep.settings import QuantizeSweepConfig
+from chop.errors import ChopError, ConfigError
+from chop.formats import parse_format_string
+from chop.train import evaluate, find_task, fit
+
+X = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(12) % 2
+ROWS = (X, Y)
+
+
+def _net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+
+
+def _quantize(**given):
+    return chop.quantize(_net(), "8.auto", **{"data": ROWS, **given})
+
+
+REFUSED = {
+    "fraction of a row": (lambda: _quantize(calibration_rows=2.5), "calibration_rows: .* got 2.5"),
+    "rows as text": (lambda: _quantize(calibration_rows="all"), "calibration_rows: .* got 'all'"),
+    "true rows": (lambda: _quantize(calibration_rows=True), "calibration_rows: .* got True"),
+    "no rows": (lambda: _quantize(calibration_rows=0), "calibration_rows: got 0, expected 1"),
+    "no as text": (lambda: _quantize(weights_only="no"), "weights_only: expected bool, got 'no'"),
+    "column number": (
+        lambda: _quantize(data={"x": X, "y": Y}, label_column=3),
+        "label_column: expected str or None, got 3",
+    ),
+    "weights without values": (
+        lambda: chop.quantize(_net().to("meta"), data=X),
+        "weights without values",
+    ),
+    "no layers": (lambda: chop.quantize(nn.Sequential()), "got an empty Sequential"),
+    "empty path": (lambda: chop.save(_quantize(), ""), "path: got an empty text"),
+    "path as number": (lambda: chop.save(_quantize(), 3), "path: expected Path, got 3"),
+    "graph without path": (lambda: chop.MaseGraph(_net()).export(""), "export: got an empty text"),
+    "path without name": (lambda: chop.MaseGraph(_net()).export("/"), "'/': expected a path with"),
+    "device": (lambda: fit(_net(), ROWS, device="tpu"), "device 'tpu' is not available"),
+    "device list": (lambda: evaluate(_net(), ROWS, device=["cpu"]), "device .* is not available"),
+    "on_step": (lambda: fit(_net(), ROWS, on_step=3), "on_step: expected a function .* got 3"),
+    "task": (lambda: find_task(3), "task: expected a name, a Task, .* got 3"),
+    "metric": (lambda: evaluate(_net(), ROWS, metric=3), "metric: expected a name, .* got 3"),
+    "metric per row": (
+        lambda: evaluate(_net(), ROWS, metric=torch.eq),
+        "metric 'eq': expected one number, got Tensor",
+    ),
+    "metric without result": (
+        lambda: evaluate(_net(), ROWS, metric=lambda predictions, labels: None),
+        "expected one number, got NoneType None",
+    ),
+    "format of a run": (
+        lambda: BenchModelConfig(compressed=Path("run"), format="4.auto"),
+        "format: 'run' is quantized already",
+    ),
+    "seeds without training": (
+        lambda: QuantizeSweepConfig(seeds=3, qat_epochs=0),
+        "seeds: without QAT every seed is alike",
+    ),
+    "format": (lambda: parse_format_string(None), "format: expected a text, .* got None"),
+}
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED.values(), ids=REFUSED)
+def test_a_wrong_argument_is_one_sentence(call, message):
+    with pytest.raises(ChopError, match=message):
+        call()
+
+
+def test_numbers_and_metrics_of_other_libraries_are_accepted():
+    assert _quantize(calibration_rows=np.int64(4)) is not None
+
+    def share(predictions, labels):
+        return (predictions == labels).float().mean()
+
+    value = evaluate(_net(), ROWS, metric=share, device=torch.device("cpu"))
+    assert type(value) is float
+    assert value == pytest.approx(evaluate(_net(), ROWS))
+
+
+def test_a_compressed_model_cannot_come_from_weights_without_values(tmp_path):
+    with pytest.raises(ConfigError, match="weights without values"):
+        chop.compress(_net().to("meta"), ROWS, out=tmp_path)
