@@ -50,7 +50,7 @@ def lowered(**settings):
 @pytest.mark.long
 def test_a_whole_bert_of_one_layer_equals_the_integer_graph(tmp_path):
     mg, batch = lowered()
-    design, outputs, interval = check_graph(mg, batch, 96, tmp_path)
+    design, outputs, interval, _ = check_graph(mg, batch, 96, tmp_path)
     assert [port.name for port in design.ports if port.is_input] == list(batch)
     assert outputs.numel() == 2 * ROWS
     assert abs(interval - design.interval) <= 0.03 * design.interval

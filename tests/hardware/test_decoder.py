@@ -31,7 +31,7 @@ def lowered():
 
 def test_a_whole_decoder_of_one_layer_equals_the_integer_graph(tmp_path):
     mg, batch = lowered()
-    design, outputs, interval = check_graph(mg, batch, 48, tmp_path)
+    design, outputs, interval, _ = check_graph(mg, batch, 48, tmp_path)
     modules = {part.module for part in design.netlist.instances}
     assert modules > {"chop_masked_softmax", "chop_layer_norm", "chop_copies", "chop_negate"}
     assert outputs.numel() == ROWS * LENGTH * WORDS

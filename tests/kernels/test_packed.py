@@ -338,8 +338,8 @@ def test_products_of_float64_are_made_in_float64():
     assert torch.equal(y, F.linear(x, fmt.decode(encoded)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SETS)
-@pytest.mark.sampled(2)
 def test_every_instruction_set_reads_and_multiplies_alike(name, loops, monkeypatch, small_ones):
     found = one_set(name, "packed", loops)
     monkeypatch.setattr("chop.kernels.cpu.reader.library", lambda: found)

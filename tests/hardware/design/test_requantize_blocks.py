@@ -141,7 +141,7 @@ def check_model(model, inputs, number_format, fold, simulator, folder, samples=6
     rules = {"by": "type", "linear": config, "relu": config}
     quantized, _ = passes.quantize_transform_pass(mg, rules)
     integer, _ = passes.lower_to_integer_transform_pass(quantized, {"batches": [batch]})
-    design, outputs, _ = check_graph(integer, batch, fold, folder, simulator)
+    design, outputs, *_ = check_graph(integer, batch, fold, folder, simulator)
     assert torch.equal(outputs, quantized.model(**batch))
     return design
 
