@@ -44,6 +44,7 @@ def test_a_page_has_at_most_60_lines_of_80_columns(page):
     for name in PAGES:
         text = page(name)
         assert len(text.splitlines()) <= LONGEST == 60, name
+        assert not set("{}") & set(text.splitlines()[0]), name
         for line in (*text.splitlines(), *page(name, "--help-all").splitlines()):
             assert len(line) <= 80, (name, line)
 

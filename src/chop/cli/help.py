@@ -112,7 +112,7 @@ def _is_balanced(text: str) -> bool:
 def usage(command: Any, ctx: Any) -> str:
     """Returns the usage line of a command: `chop ui [OPTIONS] [FOLDER]`."""
     pieces = command.collect_usage_pieces(ctx)
-    return " ".join([ctx.command_path, *(piece.strip("{}") for piece in pieces)])
+    return " ".join([ctx.command_path, *(re.sub("[{}]", "", piece) for piece in pieces)])
 
 
 class Page:
