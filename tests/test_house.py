@@ -17,7 +17,7 @@ BOUNDS = {
     "imports between subpackages": 283,
     "files": 1_112,
     "files at one level": 30,
-    "lines that are not blank": 131_000,
+    "lines that are not blank": 131_100,
     "functions per 1,000 lines of logic": 108,
     "public functions and classes": 3_590,
     "lines of the longest file": 491,

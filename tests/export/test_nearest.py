@@ -1,4 +1,4 @@
-"""What a target cannot store gets the nearest format that it can, found by asking the target."""
+"""Nearest formats: a target replaces a format that it cannot store by one that it can."""
 
 import pytest
 import torch

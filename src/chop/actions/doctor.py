@@ -216,7 +216,7 @@ def _cpu_kernels() -> Finding:
 
 
 def tune() -> None:
-    """Measures again which implementation of 8-bit products is faster, in about a second."""
+    """Measures again which implementation of 8-bit products is faster."""
     from chop.kernels.cpu.int8 import measure_crossovers
 
     measure_crossovers()

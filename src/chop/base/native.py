@@ -30,7 +30,7 @@ from chop.errors import WriteError
 log = logging.getLogger(__name__)
 
 COMPILE_SECONDS = 600
-"""Wall-clock limit of a compiler, which takes half a minute on an idle core."""
+"""Wall-clock limit of a compiler, long enough for a busy machine."""
 LOADED: dict[str, str] = {}
 """Libraries requested in this process, by name: path and instruction set, or the failure."""
 MADE = re.compile(

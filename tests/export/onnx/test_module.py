@@ -47,6 +47,11 @@ class Counts(nn.Linear):
         return super().forward(x), x.shape[0]
 
 
+class Shifts(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.add_(1))
+
+
 def quantized(net, names=("x",), data_in=INTEGER):
     example = dict.fromkeys(names, X) | ({"shift": torch.ones(16)} if "shift" in names else {})
     config = {"weight": INTEGER, **({"data_in": data_in} if data_in else {})}
@@ -101,8 +106,14 @@ CALLS = {
     "a missing input": (GuardError, "got no shift", lambda m: m(X)),
     "an unknown input": (GuardError, "labels", lambda m: m(X, torch.ones(16), labels=X)),
     "a gradient": (ConfigError, "computes none", lambda m: m(X, torch.ones(16).requires_grad_())),
+    "autocast": (ConfigError, "float32", lambda m: _under_autocast(m)),
     "training": (ConfigError, "train", lambda m: copy.copy(m).train()(X, torch.ones(16))),
 }
+
+
+def _under_autocast(model):
+    with torch.autocast("cpu", torch.bfloat16):
+        return model(X, torch.ones(16))
 
 
 @pytest.mark.sampled(3)
@@ -120,6 +131,7 @@ GRAPHS = {
     ),
     "numbers as results": ("return them as tensors", lambda: quantized(Counts(8, 8))),
     "a quantized weight as a result": ("returns a quantized weight", lambda: quantized(Tied())),
+    "a written input": ("clone it in forward", lambda: quantized(Shifts(8, 8))),
     "bfloat16": ("float32", lambda: _cast(quantized(nn.Linear(8, 8), ("input",)))),
 }
 

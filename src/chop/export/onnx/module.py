@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from chop.base.files.temporary import scratch_folder
 from chop.base.notices import at_level
 from chop.captured.module import CapturedModule
+from chop.captured.nodes.writes import get_memory, written_by
 from chop.captured.state.preserve_state import preserve_state
 from chop.errors import (
     ConfigError,
@@ -65,7 +66,8 @@ class OnnxRuntimeModule(nn.Module):
         """Returns the results of the graph.
 
         Raises:
-            ConfigError: if the module is in training mode, or an input requires a gradient.
+            ConfigError: if the module is in training mode, under autocast, or an input requires a
+                gradient.
             GuardError: if the graph does not accept the inputs, or onnxruntime does not.
         """
         model = self._model[0]
@@ -81,6 +83,10 @@ class OnnxRuntimeModule(nn.Module):
             raise ConfigError(
                 "expected an evaluation without gradients, since onnxruntime computes none, got "
                 f"{'an input that requires one' if asked else 'train()'}; train the graph instead."
+            )
+        if torch.is_autocast_enabled("cpu"):
+            raise ConfigError(
+                "a module of onnxruntime computes in float32: call it outside of autocast."
             )
         given = {name: x.detach() if x.requires_grad else x for name, x in tensors.items()}
         results = iter(self._results(given))
@@ -111,7 +117,8 @@ def compute_in_onnxruntime(mg: MaseGraph) -> OnnxRuntimeModule:
     Raises:
         ConfigError: if the graph extends a key-value cache, exceeds 2 GB, is not in float32, or
             rounds activations to formats that ONNX lacks.
-        GraphError: if torch cannot write the graph as ONNX, or results are not tensors.
+        GraphError: if torch cannot write the graph as ONNX, results are not tensors, or the graph
+            writes into an input.
         UnavailableError: if onnxruntime cannot be imported.
         VerificationError: if onnxruntime computes other results.
     """
@@ -124,6 +131,12 @@ def compute_in_onnxruntime(mg: MaseGraph) -> OnnxRuntimeModule:
         )
     if any(x.dtype != torch.float32 for x in mg.model.parameters() if x.is_floating_point()):
         raise ConfigError(f"{WHERE}: onnxruntime needs a graph in float32; call mg.model.float().")
+    mutated = [get_memory(x) for node in mg.nodes for x in written_by(node)]
+    if inputs := [str(source.target) for source in mutated if source.op == "placeholder"]:
+        raise GraphError(
+            f"{WHERE}: the graph writes into its input '{inputs[0]}', which onnxruntime would not "
+            "change; clone it in forward."
+        )
     with preserve_state(mg.model), torch.no_grad():
         answer = mg.model.eval()(**example_inputs(mg.model))
     names = [*output_tensors(answer)]

@@ -22,11 +22,12 @@ from chop.hardware.design.signals import signal_names
 from chop.hardware.design.stream import OrderError, Stream
 from chop.hardware.design.values import Fixed, Mask, Wire, in_turn, moved, mover
 from chop.hardware.plans.order import concat_plan, constant_plan, copies_plan, select_plan
-from chop.hardware.plans.reorder import ZERO, reorder_plan, slowest_first
+from chop.hardware.plans.reorder import reorder_plan, slowest_first
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import Kind
 from chop.nn.integer import Constant, Decode, Encode, EncodeBlocks, IntegerResample
 from chop.nn.integer.mask import KeptKeys
+from chop.nn.integer.resample import ZERO
 
 Value = Wire | Fixed
 WHERE = "hardware"

@@ -10,7 +10,8 @@ from torch import Tensor
 from chop.hardware.design.plan import ComponentPlan
 from chop.hardware.design.stream import Stream
 from chop.hardware.design.values import Wire
-from chop.hardware.plans.reorder import ZERO, reorder_plan
+from chop.hardware.plans.reorder import reorder_plan
+from chop.nn.integer.resample import ZERO
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,13 +15,12 @@ from chop.hardware.design.lanes import converter_cycles, divisors, first_within
 from chop.hardware.design.plan import ComponentPlan, Resources, Site
 from chop.hardware.design.stream import Stream
 from chop.nn.integer import IntegerResample
+from chop.nn.integer.resample import ZERO
 
 LEVELS = 6
 """Counters of `chop_reorder`."""
 REORDER_STAGES = 8
 """Cycles of `chop_reorder` and of the FIFO behind it, after the last beat of a frame."""
-ZERO = -1
-"""Place of an element that is not in the stream, but 0."""
 
 
 @dataclass(frozen=True)

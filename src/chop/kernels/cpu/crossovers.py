@@ -1,8 +1,8 @@
 """Rows from which oneDNN multiplies 8-bit codes faster than the loops of this package.
 
 Both compute the same numbers. Which is faster depends on the processor, the number of threads, the
-rows of the activations and the size of the weight. It is measured once per machine, in less than a
-second, and stored in the cache folder.
+rows of the activations and the size of the weight. It is measured once per machine, which takes a
+second or two, and stored in the cache folder.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from chop.nn.integer.base import NO_CALL, Call, IntegerOperator, IntegerOptions
 from chop.nn.integer.edge import Edge
 
 ZERO = -1
-"""Index of an element that is 0."""
+"""Index or place of an element that is 0."""
 
 
 class IntegerResample(IntegerOperator):
