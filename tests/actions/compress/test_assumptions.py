@@ -189,12 +189,16 @@ def test_training_that_made_a_format_worse_is_told(trained, told):
     assert [told in each.text for each in found] == ([] if told is None else [True])
 
 
-@pytest.mark.parametrize(("trained", "is_idle"), [(0.85, True), (0.86, False)])
-def test_training_without_effect_is_reported_with_a_way_out(trained, is_idle):
+@pytest.mark.parametrize(
+    ("rounded", "trained", "is_idle"),
+    [(0.85, 0.85, True), (0.85, 0.86, False), (0.9, 0.9, False)],
+    ids=["no effect", "better", "as float before"],
+)
+def test_training_without_effect_is_reported_with_a_way_out(rounded, trained, is_idle):
     x, y = torch.randn(20, 4), torch.arange(20) % 2
     workload = Workload.of(nn.Sequential(nn.Linear(4, 2)), (x, y), (x, y))
     test = (0.9, 0.8, 0.95)
-    measured = [candidate("float", test, test), candidate("PTQ", (0.85, 0.8, 0.9), test)]
+    measured = [candidate("float", test, test), candidate("PTQ", (rounded, 0.8, 0.9), test)]
     measured.append(candidate("QAT", (trained, 0.6, 0.95), test))
     with collected_assumptions() as assumed:
         note_doubts(measured, workload)

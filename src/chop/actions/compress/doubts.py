@@ -110,14 +110,13 @@ def _about_training(candidates: Sequence[Candidate], metric: Metric) -> str:
 
 
 def _about_idle_training(candidates: Sequence[Candidate], metric: Metric) -> str:
-    """Describes formats whose scores training did not change."""
-    untrained = {c.row.format: c.row for c in candidates if c.row.method == "PTQ"}
+    """Describes formats with other scores than float, which training did not change."""
+    scores = {(c.row.method, c.row.format): (c.row.validation, c.row.test) for c in candidates}
+    exact = candidates[0].row.validation, candidates[0].row.test
     idle = [
-        candidate.row.format
-        for candidate in candidates
-        if candidate.row.method == "QAT"
-        and (before := untrained.get(candidate.row.format)) is not None
-        and (before.validation, before.test) == (candidate.row.validation, candidate.row.test)
+        name
+        for (method, name), after in scores.items()
+        if method == "QAT" and exact != after == scores.get(("PTQ", name))
     ]
     return describe_idle_training(metric.name, ", ".join(idle), "qat") if idle else ""
 
