@@ -144,6 +144,7 @@ def test_compress_trains_against_the_model_or_another(tmp_path):
         compressed(tmp_path / "d", distill={"alpha": 0.5}, distill_alpha=0.25)
 
 
+@pytest.mark.long
 def test_a_teacher_is_a_checkpoint_in_settings(tmp_path):
     graph().export(tmp_path / "teacher")
     taught = compressed(tmp_path / "a", distill=True)

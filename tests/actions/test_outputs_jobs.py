@@ -87,6 +87,7 @@ def test_a_search_without_goals_minimizes_the_loss(trained):
     assert best["values"]["bits"] <= 4 and "loss" in best["values"]
 
 
+@pytest.mark.long
 def test_python_takes_tasks_by_name_and_float64(trained, tmp_path):
     model, (x, labels) = trained
     settings = {"formats": ("8.auto",), "bench_seconds": 0, "max_drop": 0.05, "qat_epochs": 0}

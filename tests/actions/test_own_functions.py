@@ -181,6 +181,7 @@ def test_a_function_that_a_file_names_does_not_run(files, name):
     assert not Path("ran").exists()
 
 
+@pytest.mark.long
 def test_a_search_is_judged_by_a_function(files, capsys):
     config = PrecisionConfig(
         model="net.py:Boxes",

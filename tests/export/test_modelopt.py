@@ -124,6 +124,7 @@ def test_folders_hold_every_value(algorithm, tmp_path):
             )
 
 
+@pytest.mark.long
 def test_blocks_of_128_have_four_axes(tmp_path):
     import transformers
 

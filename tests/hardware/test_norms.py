@@ -27,6 +27,7 @@ def cnv():
     )
 
 
+@pytest.mark.long
 def test_a_norm_of_an_image_ahead_of_a_convolution(tmp_path):
     model = nn.Sequential(nn.BatchNorm2d(2), nn.ReLU(), nn.Conv2d(2, 3, 3), nn.Flatten())
     norm, x = {"name": "integer", "width": 8, "frac_width": 5}, images(3, 2, 5, 5)

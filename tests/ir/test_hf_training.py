@@ -47,7 +47,7 @@ def logits(model):
     ("rule", "is_tied"),
     [("scales", False), ("scales", True), ("weights", False), ("clipped", True)],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_a_folder_trains_on_as_its_model(rule, is_tied, steps, tmp_path):
     model = train(made(rule, is_tied), steps)
     model.save_pretrained(tmp_path)

@@ -96,6 +96,7 @@ def test_experts_that_stay_fused_are_named_by_each_pass(mixtral: Callable[..., A
     assert any(one["kind"] == "MixtralExperts" for one in info["unreached"])
 
 
+@pytest.mark.long
 def test_experts_that_are_layers_get_formats_and_no_adapters(mixtral: Callable[..., Any]) -> None:
     mg = raised(mixtral(True), input_ids=torch.ones(2, 4, dtype=torch.long))
     with warnings.catch_warnings():

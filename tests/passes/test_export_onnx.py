@@ -102,6 +102,7 @@ BOUND = {
 }
 
 
+@pytest.mark.long
 def test_ends_of_the_range_and_zeros(tmp_path):
     """Saturation: `integer` reaches -128 as ONNX does, `scale_integer` ends one step above."""
     same = nn.Linear(3, 3, bias=False)

@@ -117,6 +117,7 @@ def test_blocks_come_nearer_to_float(weight, start):
             )
 
 
+@pytest.mark.long
 def test_the_same_seed_gives_the_same_codes():
     _, mg = decoder()
     first, second, other = (

@@ -125,7 +125,7 @@ def test_a_module_that_would_not_follow_is_refused():
         ),
     ],
 )
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_what_keeps_its_heads_is_told_why(make, reason):
     _, _, info = pruned(make())
     assert info["hidden"] == 0 and len(info["skipped"]) == 2

@@ -130,6 +130,7 @@ def test_a_weight_of_its_own_for_the_tied_output_layer(llama):
     torch.testing.assert_close(whole(**BATCH).logits, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 @torch.no_grad()
 def test_twice_is_another_rotation(llama):
     _, expected, _, rotated, _ = llama
@@ -244,6 +245,7 @@ def test_engines_that_do_not_rotate_are_told(llama):
     assert "it rotates its input" in reasons["model.layers.0.mlp.down_proj"]
 
 
+@pytest.mark.long
 @torch.no_grad()
 def test_bfloat16_keeps_its_dtype_and_accuracy():
     model = decoder(*ROTATED["llama"])

@@ -28,7 +28,7 @@ class Calls(nn.Module):
 
 
 @pytest.mark.parametrize("name", MIXTURES)
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_routers_of_experts_stay_float_and_are_named(name):
     model, x = mixture(name), text()
     path = f"model.layers.0.mlp.{ROUTERS.get(name, 'gate')}"

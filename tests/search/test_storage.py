@@ -300,6 +300,7 @@ def test_a_read_only_mount_is_read(tmp_path):
     assert in_a_namespace(script, tmp_path, sys.executable, READ) == "6\n"
 
 
+@pytest.mark.long
 def test_a_storage_is_read_on_a_full_disk(tmp_path):
     """Where even the index of the log has no room."""
     kill_a_writer(storage_url(None, tmp_path / "source"), 6)

@@ -403,6 +403,7 @@ def test_models_and_data_that_do_not_fit_are_named(tmp_path):
     assert manifest.state == "failed" and "none of the operators conv2d" in manifest.error
 
 
+@pytest.mark.long
 def test_methods_are_applied_in_their_order_and_beat_rounding_to_nearest(tmp_path):
     settings = {"model": "mlp", "formats": ("mxint:width=3",), "qat_epochs": 0, "bench_seconds": 0}
     nearest = compress(CompressConfig(out=tmp_path / "nearest", keep_best=True, **settings))

@@ -61,6 +61,7 @@ def test_where_a_format_has_no_integers_in_onnx_there_is_no_file_and_a_sentence(
         assert speed.endswith("such as 8.auto, lets onnxruntime compute in integers.")
 
 
+@pytest.mark.long
 def test_the_file_is_left_out_where_that_is_asked_or_nothing_is_measured(run, tmp_path):
     result, lines = run(onnx=False)
     assert result["not_measured"]["onnxruntime"] == "--no-onnx skips the file"

@@ -400,6 +400,7 @@ def test_rows_that_were_run_are_found_whatever_the_batch(folders, tmp_path):
     assert len(first) == 4 and first[0].keys() >= {"labels", "own", "reference", "kl", "same"}
 
 
+@pytest.mark.long
 def test_the_card_gets_the_results(folders, tmp_path):
     folder = shutil.copytree(folders / "packed", tmp_path / "model")
     before = card_rows(folder / "README.md")

@@ -89,6 +89,7 @@ def test_float_folders_are_quantized_and_read_back_without_a_difference(float_fo
     assert (tmp_path / "out" / "compressed-tensors" / "config.json").exists()
 
 
+@pytest.mark.long
 def test_inputs_are_rounded_where_they_have_a_format(float_folder, tmp_path):
     pytest.importorskip("compressed_tensors", reason="compressed-tensors reads the folder")
     formats = {"format": "fp8:granularity=channel", "inputs": "fp8:granularity=row"}
@@ -111,6 +112,7 @@ def test_folders_that_chop_wrote_keep_their_codes(tmp_path):
     assert row.difference == 0.0
 
 
+@pytest.mark.long
 def test_float_models_need_a_format_and_others_have_one(float_folder, run_folder, tmp_path):
     how = {"out": tmp_path / "out", "seconds": 0.0}
     with pytest.raises(ConfigError, match="has float weights: pass --format"):

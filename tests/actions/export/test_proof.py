@@ -161,7 +161,7 @@ def test_rows_of_a_checkpoint_without_a_run_are_not_known(graphs, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["fp8", "scale_integer:width=8"])
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_a_wrong_layer_is_found_where_found_scales_of_inputs_would_hide_it(text, tmp_path):
     pytest.importorskip("compressed_tensors", reason="compressed-tensors reads the folder")
     formats = [parse_format_string(f"{text}:granularity={x}") for x in ("channel", "row")]

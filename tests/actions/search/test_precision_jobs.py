@@ -102,6 +102,7 @@ def test_a_search_finds_formats_that_compress_builds(tmp_path, no_training):
     )
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("unpainted")
 def test_it_goes_on_and_can_be_rebuilt_from_its_settings(tmp_path, no_training):
     config = PrecisionConfig(

@@ -62,6 +62,7 @@ def test_a_plan_is_written_with_what_each_process_keeps_and_sends(tmp_path):
     }
 
 
+@pytest.mark.long
 def test_a_plan_that_was_edited_is_taken_with_its_mesh(tmp_path):
     shard(ShardConfig(model="mlp", out=tmp_path, plan="replicate", mesh="2x2"))
     plan = ShardingPlan.read(tmp_path / "plan.json")

@@ -185,6 +185,7 @@ def test_the_cache_of_another_model_forgets_as_it_does_with_the_model(name: str)
             torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.long
 def test_a_call_makes_a_cache_where_it_is_asked_to() -> None:
     (model, graph), text = captured("GPT2"), prompts()
     assert graph.model(**text).get(CACHE) is None
@@ -440,6 +441,7 @@ def test_what_is_called_cache_elsewhere_is_an_input() -> None:
     assert graph(**given).tolist() == [[2.0] * 3] * 2
 
 
+@pytest.mark.long
 def test_what_is_no_cache_is_refused() -> None:
     graph = MaseGraph(decoder("GPT2")).model
     with pytest.raises(GuardError, match="expected a cache of transformers .* got list"):

@@ -248,7 +248,7 @@ def test_a_second_model_in_a_folder_replaces_the_first(order, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("operators", [("linear",), ("linear", "embedding")], ids="+".join)
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_encoders_with_a_tied_head(operators, tmp_path):
     import transformers
 

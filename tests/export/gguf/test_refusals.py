@@ -120,6 +120,7 @@ def test_what_engines_expect_is_refused_where_it_is_not_there(tmp_path):
     refused(gemma, tmp_path, "lm_head: engines use the embedding of a gemma2")
 
 
+@pytest.mark.long
 def test_nothing_is_written_of_such_a_model(tmp_path):
     kind, changes, match = UNLIKE[0]
     refused(quantized(captured(kind, **changes)), tmp_path, match)

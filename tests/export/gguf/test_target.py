@@ -326,6 +326,7 @@ def test_layers_of_gpt2_that_stay_float_are_turned(tmp_path):
     assert types["blk.0.ffn_up.weight"] == "Q8_0" and types["blk.0.ffn_down.weight"] == "F32"
 
 
+@pytest.mark.long
 def test_packed_biases_are_decoded(tmp_path):
     rules = weight_in("mxint:width=8")
     rules["config"]["bias"] = parse_format_string("mxint:width=4")
@@ -362,7 +363,7 @@ def with_zeros():
     return MaseGraph(model)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("fmt", ["mxint:width=8", "mxint:width=4", "mxfp:width=4"])
 def test_blocks_of_zeros_have_any_scale(fmt, with_zeros, tmp_path):
     check(quantized(with_zeros, fmt), tmp_path / "model.gguf")
@@ -382,7 +383,7 @@ ROPES = [
 
 
 @pytest.mark.parametrize("rope", ROPES, ids=lambda rope: rope["rope_type"])
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_scaled_rotary_embeddings_are_written(rope, tmp_path):
     model = language_model("llama", rope_parameters=rope)
     types = check(quantized(model), tmp_path / "model.gguf")["tensors"]

@@ -70,6 +70,7 @@ def graph():
     return quantized(Net(), ("x", "shift"))
 
 
+@pytest.mark.sampled(1)
 @torch.no_grad()
 @pytest.mark.parametrize("rows", [1, 5, 9])
 def test_results_have_the_structure_and_the_values_of_the_graph(graph, rows):

@@ -131,7 +131,7 @@ def test_a_model_whose_taps_leave_together(simulator, tmp_path):
 
 
 @pytest.mark.parametrize("name", GROUPED)
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_convolution_in_groups(name):
     module, sizes, fold, lanes, profiles = GROUPED[name]
     operator = convolution(module, shift=len(name) % 3)

@@ -101,6 +101,7 @@ def test_a_product_of_streams_in_lookup_tables(transposed):
     assert plan.parameters["TRANSPOSED"] == transposed and plan.parameters["SOFT"] == 3
 
 
+@pytest.mark.long
 def test_a_convolution_with_products_of_lookup_tables():
     operator = convolution(torch.nn.Conv2d(4, 6, 3, padding=1, groups=2), shift=1)
     plan = check(operator, image(EDGE, 4, 4, 4), fold=600, profiles=SOME, is_soft=True)

@@ -103,7 +103,7 @@ def test_integers_are_those_of_the_quantized_model(name):
 
 @pytest.mark.parametrize("name", CASES)
 @needs_tools
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 def test_the_circuit_computes_the_integers(name, tmp_path):
     _, integer, batch, _ = integers(name)
     built = check_graph(integer, batch, 24, tmp_path)

@@ -274,6 +274,7 @@ def language_problem(lengths=(9,) * 8, **settings):
     return PrecisionProblem(mg, columns, columns, operands=["weight"], **given), columns
 
 
+@pytest.mark.long
 def test_a_search_of_weights_samples_no_inputs(monkeypatch):
     monkeypatch.setattr("chop.problems.mixed_precision.layers.sample_operands", None)
     found, _ = language_problem()

@@ -165,6 +165,7 @@ def test_models_are_built_as_said_and_alike_each_time(bert):
     assert logits.shape == (2, 3) and logits.isfinite().all()
 
 
+@pytest.mark.long
 def test_classes_are_stored_by_name(tmp_path):
     assert by_name([nn.Linear, Identity, 8, "text"]) == {
         "Linear": nn.Linear,

@@ -58,7 +58,7 @@ class Stack(nn.Module):
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("memory", [0, 2**27])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_parts_give_what_the_graph_gives(tmp_path, monkeypatch, dtype, memory, name):
     """Codes and reports are the same, also where the values between parts lie in files."""
     monkeypatch.setattr(block_values, "MEMORY_BYTES", memory)

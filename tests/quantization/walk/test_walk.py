@@ -211,7 +211,7 @@ def test_scales_are_those_of_the_whole_graph(tmp_path, monkeypatch, kind, tied, 
 @pytest.mark.parametrize("name", ["Mixtral", "Olmoe", "Qwen3Moe", "GptOss"])
 @pytest.mark.parametrize("methods", [("awq",), ("smoothquant", "awq", "gptq")])
 @pytest.mark.parametrize("memory", [1000, 2**27])
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_scales_of_experts_are_those_of_the_whole_graph(
     tmp_path, monkeypatch, name, methods, memory
 ):

@@ -77,6 +77,7 @@ told([broken, document.querySelector('.tiles').scrollWidth]);
 """
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("width", [320, 430, 1280])
 def test_no_value_of_a_tile_is_broken(width, tmp_path):
     values = ("12,345,678,901.2", "no-gap_group_affine4", "3")

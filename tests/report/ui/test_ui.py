@@ -58,7 +58,7 @@ def test_it_is_of_this_machine_alone(ask):
     assert ask("/runs", Host=f"localhost:{ask.port}")[0] == 200
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "path",
     [
