@@ -48,7 +48,7 @@ def large():
         lambda mg: passes.lower_to_integer_transform_pass(mg, {"batches": [torch.ones(1, 2)]}),
     ],
 )
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_errors_of_passes_on_a_large_graph_are_bounded(large, call):
     with pytest.raises(ConfigError) as raised:
         call(large)

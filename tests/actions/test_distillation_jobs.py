@@ -121,6 +121,7 @@ def compressed(out, **settings):
     return chop.compress(plain(), {"train": train}, test, **settings).result
 
 
+@pytest.mark.long
 def test_compress_trains_against_the_model_or_another(tmp_path):
     untaught = compressed(tmp_path / "a")
     taught = compressed(tmp_path / "b", distill=True)

@@ -108,6 +108,7 @@ def test_the_folder_and_the_other_results_are_of_one_run(job, tmp_path, monkeypa
     assert artifacts == {*after}
 
 
+@pytest.mark.long
 def test_a_full_disk_is_told_and_is_no_reason_to_go_on_without_the_folder(
     job, tmp_path, monkeypatch
 ):

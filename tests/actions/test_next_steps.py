@@ -138,6 +138,7 @@ def _ran(workload, tmp_path_factory):
     return compress(CompressConfig(out=out, formats=("8.auto",), **QUICK), workload), out
 
 
+@pytest.mark.long
 def test_the_page_of_a_compression_ends_with_lines_that_run(ran, workload):
     _, out = ran
     page = (out / "report.html").read_text()

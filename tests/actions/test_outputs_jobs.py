@@ -53,6 +53,7 @@ def trained(tmp_path, monkeypatch):
     return model, (x, {"kind": kind, "age": age})
 
 
+@pytest.mark.long
 def test_commands_take_a_table_with_columns_of_labels(trained):
     common = f"--model net.py:Net --weights net.safetensors --dataset rows.csv --task {TASK}"
     run = "compress --formats 8.auto,2.auto --qat-epochs 1 --bench-seconds 0 --max-drop 0.05"
@@ -110,6 +111,7 @@ def test_columns_that_are_not_there(trained):
         assert isinstance(error, ConfigError) and re.search(message, str(error)), error
 
 
+@pytest.mark.long
 def test_an_output_at_chance_is_told(trained, tmp_path):
     model, (x, labels) = trained
     noise = torch.randint(0, 3, (240,), generator=torch.Generator().manual_seed(3))

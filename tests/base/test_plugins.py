@@ -112,6 +112,7 @@ def test_a_program_adds_rows_and_may_define_them_again():
     assert "climb" not in registry and len(registry) == 0
 
 
+@pytest.mark.long
 def test_no_metadata_is_read_by_an_import():
     code = (
         "import importlib.metadata as m, chop, chop.formats, chop.passes, chop.train; "

@@ -253,7 +253,7 @@ ATTRIBUTES: dict[Forward, str] = {
 }
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("forward", ATTRIBUTES, ids=lambda forward: forward.__name__)
 def test_what_no_node_does_makes_its_module_a_leaf(forward: Forward) -> None:
     model = nn.Sequential(nn.Linear(4, 4), Layers(forward))
@@ -268,7 +268,7 @@ def test_what_no_node_does_makes_its_module_a_leaf(forward: Forward) -> None:
     assert_trains_alike(model, captured)
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("forward", ATTRIBUTES, ids=lambda forward: forward.__name__)
 def test_in_the_model_itself_it_is_refused_or_said(forward: Forward) -> None:
     text = ATTRIBUTES[forward].replace("1.", "", 1)

@@ -91,7 +91,7 @@ REPEATED: dict[str, Callable[[MaseGraph], object]] = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("what", REPEATED)
 def test_nothing_is_left_behind(what, graph):
     def repeat(times: int) -> int:

@@ -89,6 +89,7 @@ def test_compiled_by_torchscript_a_model_is_refused_and_a_layer_is_a_node(compil
     assert torch.equal(small.model(x), inner(small.get_module(small.nodes[1])(x)))
 
 
+@pytest.mark.long
 def test_functions_are_refused_with_the_way_out() -> None:
     with pytest.raises(ConfigError, match="got function; pass the module that it belongs to"):
         MaseGraph(torch.compile(nn.Linear(4, 4).forward))

@@ -35,6 +35,7 @@ def compressed(tmp_path_factory):
     return out, compress(config)
 
 
+@pytest.mark.long
 def test_compress_ends_with_speed_and_size(compressed):
     out, info = compressed
     models = ("float", "float graph", "compressed", "frozen", *ENGINES, *PEERS)

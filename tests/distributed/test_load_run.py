@@ -121,6 +121,7 @@ def compressed() -> dict[str, MaseGraph]:
     return {"float": mg, "quantized": quantized, "packed": packed}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("processes", [2, 4])
 def test_each_process_has_its_part_of_the_codes(tmp_path: Path, processes: int) -> None:
     compressed()["packed"].export(tmp_path / "packed")

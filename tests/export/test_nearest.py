@@ -39,7 +39,7 @@ NEAREST = {
 
 
 @pytest.mark.parametrize(("case", "expected"), NEAREST.items(), ids=map(":".join, NEAREST))
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_each_module_gets_the_nearest_format(case, expected):
     name, text = case
     source = quantized(captured("Llama"), {"linear": text})

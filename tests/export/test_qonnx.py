@@ -111,7 +111,7 @@ FORMATS = {
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_nodes_say_what_formats_are(name, tmp_path):
     data_in, weight, bias, of_input, of_weight = FORMATS[name]
     mg, x = quantized(data_in, weight, bias)

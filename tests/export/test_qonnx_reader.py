@@ -174,7 +174,7 @@ NO_CODES = {"float_bias", "shared", "pooled"}
 """Cases with weights or sums that are not rounded, so that they have no integers."""
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_graphs_equal_the_evaluator(name, tmp_path):
     make, shape = CASES[name]
@@ -191,7 +191,7 @@ def test_graphs_equal_the_evaluator(name, tmp_path):
         assert torch.equal(ours, y)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [name for name in CASES if name not in NO_CODES])
 def test_integer_graphs_have_the_same_codes(name, tmp_path):
     make, shape = CASES[name]

@@ -64,6 +64,7 @@ def graph():
     return MaseGraph(decoder("llama"))
 
 
+@pytest.mark.long
 def test_a_recipe_means_the_same_everywhere(folder, graph, tmp_path):
     given = ChopConfig("mxint4", operators="linear", **RECIPE)
     model = CAUSAL.from_pretrained(folder, quantization_config=given)

@@ -55,7 +55,7 @@ def workload():
 
 
 @pytest.mark.parametrize("fmt", NARROW, ids=lambda fmt: fmt.label)
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_training_with_rounding_improves(workload, fmt):
     mg, rows = workload
     # What comes out of a ReLU has no sign to keep.

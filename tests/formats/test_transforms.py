@@ -22,6 +22,7 @@ def gradient(request):
     return request.param
 
 
+@pytest.mark.sampled(1)
 @subcases("fmt", EXAMPLES, ids=lambda fmt: fmt.label)
 def test_both_modes_give_the_same_derivative(fmt, gradient):
     x, tangent = 3 * torch.randn(4, 32), torch.randn(4, 32)

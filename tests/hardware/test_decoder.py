@@ -29,6 +29,7 @@ def lowered():
     return passes.lower_to_integer_transform_pass(quantized, {"batches": [batch]})[0], batch
 
 
+@pytest.mark.long
 def test_a_whole_decoder_of_one_layer_equals_the_integer_graph(tmp_path):
     mg, batch = lowered()
     design, outputs, interval, _ = check_graph(mg, batch, 48, tmp_path)

@@ -335,7 +335,7 @@ EVERY = {
 
 
 @pytest.mark.parametrize(("module", "old", "new", "run"), EVERY.values(), ids=EVERY)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 def test_a_planted_fault_is_found(module, old, new, run, tmp_path, monkeypatch):
     check_fault_is_found(module, old, new, run, tmp_path, monkeypatch)
 

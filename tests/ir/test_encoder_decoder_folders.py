@@ -36,7 +36,7 @@ def result(model, name):
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_packed_embeddings_are_written_and_read(name, tmp_path):
     torch.manual_seed(0)
     model = MODELS[name]().eval()

@@ -190,6 +190,7 @@ def test_half_packed_experts_are_not_saved_as_a_folder(mixtral: MaseGraph, tmp_p
         packed.to_module().save_pretrained(tmp_path)
 
 
+@pytest.mark.long
 def test_outputs_of_experts_are_not_pruned_by_channel(mixtral: MaseGraph) -> None:
     channels = {"sparsity": 0.5, "granularity": "channel", "method": "l1-norm"}
     _, info = passes.prune_transform_pass(mixtral, {"weight": channels})

@@ -52,7 +52,7 @@ def made(tmp_path_factory):
 @pytest.mark.parametrize(
     "fmt", ["group_affine:width=4", "group_integer:width=3", "nvfp4", "mxfp:width=4", "8.auto"]
 )
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_formats_that_look_at_values_are_read_from_folders(made, fmt, tmp_path):
     given = CAUSAL.from_pretrained(
         made["llama"][2].with_name("llama-float"), quantization_config=ChopConfig(fmt)
@@ -408,7 +408,7 @@ def test_no_operators_are_refused():
 @pytest.mark.parametrize(
     "data_in", ["scale_integer:width=8:granularity=row", "fp8:granularity=row", "mxint8"]
 )
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_inputs_of_8_bits_are_those_of_the_rounded_model(made, tmp_path, weight, data_in):
     """A model is packed as it is read, and read from its folder; the graph rounds its floats."""
     model, _, folder = made["llama"]

@@ -263,6 +263,7 @@ def test_the_largest_halves_stay_finite():
     assert store.codes is not None and store.tokens().isfinite().all()
 
 
+@pytest.mark.long
 def test_generation_with_padding_beams_and_drafts_is_that_of_rounded_tokens():
     model = decoder("llama")
     ids = IDS[:, :50].clone()

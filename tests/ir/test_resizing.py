@@ -55,7 +55,7 @@ def resized(model, count):
 
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("is_tied", [True, False])
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_learned_scales_of_rows_follow_the_rows(is_tied, count):
     mg = graph(is_tied)
     mg.model.train()(input_ids=IDS)
@@ -81,7 +81,7 @@ def test_learned_scales_of_rows_follow_the_rows(is_tied, count):
 
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("is_tied", [True, False])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_scales_that_formats_bring_follow_packed_rows(is_tied, count, tmp_path):
     mg = graph(is_tied)
     mg.model.train()(input_ids=IDS)

@@ -84,6 +84,7 @@ def test_experts_that_stay_fused_are_named_on_loading(
         load(tmp_path, quantization_config=ChopConfig("mxint8", skip=["mlp"]))
 
 
+@pytest.mark.long
 def test_experts_that_stay_fused_are_named_by_each_pass(mixtral: Callable[..., Any]) -> None:
     mg = raised(mixtral(False), input_ids=torch.ones(2, 4, dtype=torch.long))
     with pytest.warns(UnreachedWarning, match=r"^quantize.*MixtralExperts \('.*0.mlp.experts'\)"):

@@ -27,6 +27,7 @@ def marks(fmt, x, run):
     return run(x, fmt, out, mask), out, mask
 
 
+@pytest.mark.long
 @subcases("fmt", params(TAKEN), kept=24)
 def test_the_mask_is_what_saturates(fmt):
     for dtype in DTYPES:

@@ -123,6 +123,7 @@ def test_nested_scales_of_any_bytes_are_read_in_place(factor, mean, monkeypatch)
     assert same(packed.decode(parts(encoded, fmt), torch.float32), expected)
 
 
+@pytest.mark.long
 @subcases("fmt", FORMATS, ids=lambda fmt: fmt.label)
 @subcases("rows", [1, 3, 4, 8])
 def test_few_rows_are_multiplied_in_float32(fmt, rows, small_ones):

@@ -113,7 +113,7 @@ def assert_equal_for_all_padding(mg, name, **how):
 
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_training_learns_of_visible_tokens(name, settings):
     mg = quantized(name, settings)
     mg.model.train()

@@ -70,7 +70,7 @@ PAIRS = [
 
 
 @pytest.mark.parametrize("name, formats", dict.fromkeys(PAIRS))
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_one_operator_gives_what_it_gave(name, formats, tmp_path):
     model, x = MODELS[name]
     torch.manual_seed(2)

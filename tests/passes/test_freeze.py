@@ -66,7 +66,7 @@ def answers(mg):
         return mg.model.eval()(X)
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("weights_only", [False, True])
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_frozen_graph_answers_the_same_bit_for_bit(graph, name, weights_only):

@@ -162,6 +162,7 @@ def test_a_subclass_that_writes_a_norm_out_has_the_eps_that_it_computes_with():
     torch.testing.assert_close(fused.model(x), model(x))
 
 
+@pytest.mark.long
 def test_a_decoder_is_fused_and_quantized_with_its_norms():
     shape = {"hidden_size": 8, "intermediate_size": 12, "num_attention_heads": 2}
     config = LlamaConfig(vocab_size=20, num_hidden_layers=1, **shape, use_cache=False)

@@ -107,7 +107,7 @@ def roundings(monkeypatch):
 
 
 @pytest.mark.parametrize("weight", [GroupAffine(4, 8), GroupInteger(3, 8), MXInt(4)])
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_a_corrected_weight_is_rounded_no_more_on_each_batch(graph, weight, monkeypatch):
     mg, rows = quantized(graph, weight), correlated(64, 1)
     counted = roundings(monkeypatch)

@@ -128,7 +128,7 @@ def test_the_same_seed_gives_the_same_codes():
 
 
 @pytest.mark.parametrize("start", ["nearest", "gptq"])
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_a_weight_is_rounded_once_and_not_on_each_batch(start, monkeypatch):
     counted, plain = [], QuantizedOperator._round
 
@@ -150,6 +150,7 @@ def test_a_weight_is_rounded_once_and_not_on_each_batch(start, monkeypatch):
         assert torch.equal(once.model.state_dict()[name], value)
 
 
+@pytest.mark.long
 def test_padding_does_not_count():
     _, mg = decoder()
     mask = torch.ones(8, 8, dtype=torch.long)
@@ -264,7 +265,7 @@ def layers_of_experts(mg):
 
 @pytest.mark.parametrize("start", ["nearest", "gptq"])
 @pytest.mark.parametrize("name", ["Mixtral", "Olmoe", "Qwen3Moe", "GptOss"])
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_experts_are_learned_by_the_tokens_that_they_saw(name, start):
     mg, batches = mixed(name, num_hidden_layers=2)
     settings = {"batches": batches, "steps": 4, "start": start}

@@ -146,7 +146,7 @@ def test_a_tied_weight_that_trains_is_read_back_on_both_sides(build, target, sav
 
 @pytest.mark.parametrize("build, target, saved", TIED)
 @pytest.mark.parametrize("ensure_weight_tying", [False, True])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_what_peft_trains_of_a_tied_model_is_read(
     build, target, saved, ensure_weight_tying, tmp_path
 ):
@@ -247,7 +247,7 @@ OPTIONS = {
 @pytest.mark.filterwarnings("ignore:.*tie_word_embeddings.*:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*merge_and_unload would change:UserWarning")
 @pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`:UserWarning")
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_adapters_of_peft_are_read_whatever_its_options(name, tmp_path):
     build, settings = OPTIONS[name]
     model = by_peft(build, settings)

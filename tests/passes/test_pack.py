@@ -123,6 +123,7 @@ def test_layers_that_are_not_packed_after_unpacking_say_why(net_graph):
     assert reasons == {"conv": plain, "bn": plain, "fc1": "was not packed", "fc2": "was unpacked"}
 
 
+@pytest.mark.long
 def test_parameters_of_no_layer_are_one_line_of_the_table(monkeypatch):
     config = LlamaConfig(
         vocab_size=64,

@@ -186,6 +186,7 @@ def test_modes_stay(net_graph):
     assert isinstance(mg.modules["fc1"], QuantLinear) and isinstance(mg.modules["fc1"], nn.Linear)
 
 
+@pytest.mark.long
 def test_gpt2_that_torch_has_pruned_keeps_its_masks(tmp_path):
     torch.manual_seed(0)
     config = GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=40, use_cache=False)

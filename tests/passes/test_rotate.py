@@ -113,7 +113,7 @@ def test_the_float_function_stays(name):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_other_architectures_are_refused_by_name(name):
     cls, settings, text = REFUSED[name]
     with pytest.raises(GraphError, match=text):

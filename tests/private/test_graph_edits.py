@@ -178,6 +178,7 @@ def test_what_is_no_edit_generates_no_code(mg, monkeypatch):
     assert calls == [model]
 
 
+@pytest.mark.long
 def test_the_price_of_the_model_does_not_grow_with_the_graph():
     def price(layers):
         mg = MaseGraph(nn.Sequential(*[nn.Linear(2, 2) for _ in range(layers)]))

@@ -74,6 +74,7 @@ def count_by_hand(sizes):
         return LlamaForCausalLM(config).num_parameters()
 
 
+@pytest.mark.long
 def test_a_search_measures_all_shapes_within_the_budget_and_finds_the_best(subject):
     model = subject.ranked.model
     goals = Goal("kl", "minimize"), Constraint("parameters", subject.budget)

@@ -70,7 +70,7 @@ def test_functions_of_own_classes_stay_float_beside_layers_alone():
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_a_scaled_embedding_is_rounded_once_before_data_is_known(tied):
     sizes = {**TEXT, "tie_word_embeddings": tied}
     model = Gemma3ForCausalLM(Gemma3TextConfig(**sizes)).eval()

@@ -110,7 +110,7 @@ def quantized(model, given, fmt):
 
 
 @pytest.mark.parametrize("name", SCORES)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_every_way_to_compute_scores(name):
     x, changed = inputs()
     model = quantized(Attention(SCORES[name]), {"x": x}, MXInt(4)).model
@@ -129,6 +129,7 @@ def graph():
     return quantized(Attention(SCORES["alibi"]), {"x": inputs()[0]}, MXInt())
 
 
+@pytest.mark.long
 @subcases("fmt", WITHIN_A_TOKEN, ids=lambda fmt: fmt.label)
 def test_every_format(fmt, graph):
     for call in graph.model.modules():
@@ -363,6 +364,7 @@ READERS = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", READERS)
 def test_a_reader_of_all_scores_is_named_unless_no_scale_follows_them(name, recwarn):
     forget_notices()

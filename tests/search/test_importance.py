@@ -24,6 +24,7 @@ def _measure(config, report):
     return {"loss": -(10.0 * values["main"] + 3.0 * values["side"]), "cost": 1.0}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("sign", [1, -1])
 def test_what_decides_comes_first_whichever_way_is_better(sign):
     goal = Goal("loss", "minimize") if sign == 1 else Goal("gain")

@@ -198,7 +198,7 @@ def test_workers_end_with_their_parent_though_a_child_of_a_measure_lives(journal
 
 
 @pytest.mark.parametrize("code", [0, 3])
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_a_measure_that_exits_is_told(code, journal, tmp_path):
     def runs():
         search = make(tmp_path, journal)

@@ -294,6 +294,7 @@ with open_engine(storage_url(sys.argv[1], None), read_only=True).connect() as co
 """
 
 
+@pytest.mark.long
 def test_a_read_only_mount_is_read(tmp_path):
     kill_a_writer(storage_url(None, tmp_path), 6)
     script = 'mount --bind "$1" "$1"; mount -o remount,ro,bind "$1"; "$2" -c "$3" "$1"'

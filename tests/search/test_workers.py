@@ -55,7 +55,7 @@ MOMENTS = {
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_the_only_process_is_killed_when(moment, tmp_path, unbroken):
     measure = Journal(tmp_path / "journal")
 
@@ -142,6 +142,7 @@ def test_a_configuration_that_kills_every_worker_is_left_to_the_last(tmp_path):
     assert len(harmless.run(until=SPACE.size, progress=False).measured) == SPACE.size
 
 
+@pytest.mark.long
 def test_a_search_that_kills_all_its_workers_ends_with_an_error(tmp_path):
     always = lambda config, report: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
     search = make(tmp_path, always, sampler="grid")

@@ -64,6 +64,7 @@ def test_no_serious_finding_of_axe(site, tmp_path):
     assert found == []
 
 
+@pytest.mark.long
 def test_a_visitor_tells_what_is_wide_missing_or_broken(tmp_path):
     """With the site's style a wide table scrolls itself, and words break at no dash."""
     word = "<code><span class='pre{}'>{}</span></code>"

@@ -198,7 +198,7 @@ def graphs():
     return [MaseGraph(nn.Sequential(*layers[:k]), dummy_in=inputs) for k in (1, 2)]
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("changes", "law"),
     [

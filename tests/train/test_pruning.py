@@ -163,7 +163,7 @@ def from_file(mg, folder):
     return MaseGraph.from_checkpoint(folder / "graph")
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("stopped_at", [5, 10, 17])
 def test_a_resumed_schedule_ends_as_an_unbroken_one(method, stopped_at, tmp_path):

@@ -61,6 +61,7 @@ def operands(folder):
     return {name for x in layers for name, fmt in x.spec.items() if not fmt.is_identity}
 
 
+@pytest.mark.long
 def test_a_decoder_has_float_inputs(run):
     out, result = run
     assert operands(out) == {"weight"} and result["config"]["operands"] == ("weight",)
@@ -78,7 +79,7 @@ def test_the_report_names_the_targets_that_hold_the_result(run):
     assert "qonnx: model.embed_tokens: QONNX has no node" in text
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.long
 @pytest.mark.parametrize("model", ["gpt-tiny", "vit"])
 def test_targets_are_named_without_their_libraries(model, monkeypatch):
     """The main job runs on the requirements alone."""

@@ -185,6 +185,7 @@ def test_the_first_line_that_differs_is_quoted(name, old, new, difference, copie
         emit(EmitConfig(out=copied, check_only=True))
 
 
+@pytest.mark.long
 def test_a_folder_that_differs_only_in_comments_is_verified(copied, emitted):
     for path in sorted(copied.glob("*/*.sv")):
         text = path.read_text()
@@ -195,6 +196,7 @@ def test_a_folder_that_differs_only_in_comments_is_verified(copied, emitted):
     assert found["verification"] == emitted[1]["verification"]
 
 
+@pytest.mark.long
 def test_a_folder_from_before_wrappers_is_verified(copied, emitted):
     document = json.loads((copied / "design.json").read_text())
     assert document.pop("wrapper") == ""

@@ -228,7 +228,7 @@ def test_the_manifest_has_every_simulation_and_every_file(emitted):
 
 
 @pytest.mark.parametrize("error", [VerificationError("planted"), KeyboardInterrupt()], ids=type)
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_a_run_that_fails_leaves_what_was_there(error, emitted, tmp_path, monkeypatch):
     def fails(*args):
         raise error

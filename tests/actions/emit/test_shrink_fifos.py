@@ -68,6 +68,7 @@ def depths_of(folder):
     return {fifo["name"]: fifo["depth"] for fifo in found}
 
 
+@pytest.mark.long
 @needs_tools
 def test_fifos_are_as_deep_as_needed_and_the_circuit_as_fast(shrunk):
     out, result = shrunk

@@ -87,6 +87,7 @@ def expected(folders, ids):
     return [torch.tensor(x).double() for x in (nll, was_nll, kl, same, right, was_right)]
 
 
+@pytest.mark.long
 def test_numbers_of_rows_are_those_of_texts_one_by_one(folders, tmp_path):
     found = evaluate(settings(folders, tmp_path, batch_size=3)).rows
     judged = load_judged(settings(folders, tmp_path))

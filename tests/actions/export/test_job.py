@@ -77,6 +77,7 @@ def test_weights_of_a_python_file_are_said_to_be_from_its_code(tmp_path, monkeyp
     assert "'net.py:net' has the weights from its code, which are random unless" in shown
 
 
+@pytest.mark.long
 def test_float_folders_are_quantized_and_read_back_without_a_difference(float_folder, tmp_path):
     pytest.importorskip("compressed_tensors", reason="compressed-tensors reads the folder")
     how = {"format": "group_integer:width=4", "out": tmp_path / "out", "seconds": 0.0}
@@ -102,6 +103,7 @@ def test_inputs_are_rounded_where_they_have_a_format(float_folder, tmp_path):
     assert group["input_activations"]["strategy"] == "token"
 
 
+@pytest.mark.long
 def test_folders_that_chop_wrote_keep_their_codes(tmp_path):
     pytest.importorskip("compressed_tensors", reason="compressed-tensors reads the folder")
     mg = quantized(captured("Qwen2"), {"linear": "mxint:width=4"})
@@ -269,6 +271,7 @@ def test_the_pass_adds_a_suffix_and_counts_its_own_files(run_folder, tmp_path):
     ]
 
 
+@pytest.mark.long
 def test_models_in_bfloat16_become_float32_in_onnx(tmp_path):
     pytest.importorskip("onnxruntime", reason="onnxruntime reads the file")
     net = nn.Sequential(nn.Linear(32, 5)).bfloat16().eval()
@@ -289,6 +292,7 @@ def test_openvino_reads_its_own_files(run_folder, tmp_path):
     assert row.size_bytes == sum(files.values())
 
 
+@pytest.mark.long
 def test_a_target_that_fails_leaves_nothing_half_written(run_folder, tmp_path, monkeypatch):
     pytest.importorskip("onnxruntime", reason="onnxruntime reads the file")
 

@@ -96,6 +96,7 @@ def test_an_engine_that_refuses_a_batch_is_not_measured(graphs):
     assert by_chop["chop"] == 1 and len(loaded.inputs(7)["input"]) == 7
 
 
+@pytest.mark.long
 def test_test_rows_are_compared_and_what_rounding_again_costs_is_told(tmp_path):
     pytest.importorskip("qonnx", reason="qonnx runs the file")
     how = {"format": "mxint:width=4", "limit": 8, "seconds": 0.0, "out": tmp_path}

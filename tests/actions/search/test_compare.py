@@ -216,6 +216,7 @@ def test_what_cannot_be_compared_is_refused(six, tmp_path):
     assert not out.exists()
 
 
+@pytest.mark.long
 def test_a_search_beyond_its_budgets_is_left_out_and_named(six, tmp_path):
     goals = (Goal("accuracy"), Constraint("bits", 0.5))
     beyond = begin(tmp_path / "beyond", goals=goals)
@@ -226,6 +227,7 @@ def test_a_search_beyond_its_budgets_is_left_out_and_named(six, tmp_path):
         compare_searches([beyond], out=tmp_path)
 
 
+@pytest.mark.long
 def test_a_search_without_a_finite_number_is_left_out(six, tmp_path):
     search = Search(
         SPACE, lambda config, report: {"accuracy": -np.inf}, GOALS[0], out=tmp_path / "i"

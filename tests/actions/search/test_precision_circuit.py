@@ -58,6 +58,7 @@ def settings(folder, **given):
     return PrecisionConfig(**{"out": folder, "trials": 4, "device": "ecp5-85", **own, **given})
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("unpainted")
 def test_a_search_keeps_a_budget_of_lookup_tables_and_goes_on(tmp_path, workload):
     config = settings(tmp_path)

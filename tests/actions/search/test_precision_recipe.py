@@ -56,6 +56,7 @@ def perplexity(model, workload):
     return evaluator.scores(evaluator.logits())["perplexity"]
 
 
+@pytest.mark.long
 def test_a_recipe_builds_what_was_measured(tmp_path, workload, loaded):
     settings = {
         "out": tmp_path,

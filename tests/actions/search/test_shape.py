@@ -57,6 +57,7 @@ def killed_at(number, given):
     ShapeSubject(given).search.run(given.trials, progress=False)
 
 
+@pytest.mark.long
 def test_the_best_shape_is_the_model_of_chop_prune(tmp_path, workload, capsys):
     given = config(tmp_path)
     result = run_search(JOB, given)

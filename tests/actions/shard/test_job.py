@@ -76,6 +76,7 @@ def test_a_plan_that_was_edited_is_taken_with_its_mesh(tmp_path):
     assert runs.read_manifest(tmp_path).state == "failed"
 
 
+@pytest.mark.long
 def test_a_folder_is_planned_and_exported_for_transformers(folders, tmp_path):
     from transformers import LlamaConfig
 

@@ -39,7 +39,7 @@ def marks(case: Case) -> list[pytest.MarkDecorator]:
     return known + ([] if case.name in SHORT else [pytest.mark.long])
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("case", parameters())
 def test_no_capture_is_silently_another_model(case: Case) -> None:
     check(case)

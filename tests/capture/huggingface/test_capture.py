@@ -185,7 +185,7 @@ def test_family_in_training(case: Any) -> None:
     close(run(captured, inputs, training=True), run(model, inputs, training=True))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_family_gradients_and_state(case: Any) -> None:
     _, model, inputs, captured = case
     gradients = []
@@ -299,6 +299,7 @@ def test_pictures_are_as_large_as_configurations_say_or_as_processors_make_them(
     assert dummy_inputs(speaks)["pixel_values"].shape == (3, 3, 16, 16)
 
 
+@pytest.mark.long
 def test_hooks_that_a_first_run_puts_on_a_model_do_not_add_up() -> None:
     model = build("encoder").eval()
     inputs = dummy_inputs(model)

@@ -138,7 +138,7 @@ def test_flags_that_the_configuration_has_too_are_dropped(decoder, flag) -> None
     assert torch.equal(decoder(IDS, **flag).logits, decoder(IDS).logits)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "value"),
     [("use_cache", True), ("output_attentions", True), ("return_dict", False), ("beam", 3)],

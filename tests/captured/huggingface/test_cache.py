@@ -355,7 +355,7 @@ class OneTokenDiffers(transformers.LlamaForCausalLM):
         (OneTokenDiffers, r"it requires input_ids.shape\[1\] != 1, which .* tests"),
     ],
 )
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_a_model_that_fails_with_a_cache_is_captured_without(cls: Any, why: str) -> None:
     torch.manual_seed(0)
     model = cls(transformers.LlamaConfig(**LLAMA_SIZES)).eval()

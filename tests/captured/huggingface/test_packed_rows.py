@@ -73,7 +73,7 @@ def test_default(name: str) -> None:
 @pytest.mark.parametrize("name", _JOIN)
 @pytest.mark.parametrize("how", ["argument", "configuration"])
 @torch.no_grad()
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_kept_apart(name: str, how: str) -> None:
     model, fixed = _model(name), {}
     if how == "argument":
@@ -122,7 +122,7 @@ def test_model_without_configuration() -> None:
     assert torch.equal(graph(_PACKED), _PACKED.diff(dim=1))
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.long
 @pytest.mark.parametrize("rows", [1, 2])
 @torch.no_grad()
 def test_one_row_of_tokens_and_several_without_a_mask(rows: int) -> None:

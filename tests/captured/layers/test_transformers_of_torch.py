@@ -196,7 +196,7 @@ def hidden(kind: str, batch: int, time: int, row: int | None) -> dict[str, Tenso
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("kind", ["padding", "numbers for padding", "queries", "heads", "numbers"])
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_queries_that_see_no_key_are_nan_with_weights(kind: str, dropout: float) -> None:
     torch.manual_seed(0)
     model = Attends(batch_first=True, dropout=dropout).eval()
@@ -212,6 +212,7 @@ def test_queries_that_see_no_key_are_nan_with_weights(kind: str, dropout: float)
             torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4, equal_nan=True)
 
 
+@pytest.mark.long
 def test_training_draws_the_dropout_of_the_model() -> None:
     torch.manual_seed(0)
     model, x = encoder(dropout=0.3), tokens(2, 5)
@@ -303,7 +304,7 @@ def test_what_cannot_be_taken_apart_stays_as_it_is(kind: str) -> None:
     assert not any(isinstance(module, ProjectedAttention) for module in model.modules())
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.long
 @pytest.mark.parametrize("use_cache", [None, False])
 def test_a_decoder_with_torchs_attention_is_compared_without_its_cache(
     use_cache: bool | None,

@@ -87,7 +87,7 @@ RECIPES = {
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_the_library_decodes_each_expert_to_the_values_of_the_codes(recipe, tmp_path):
     pytest.importorskip("compressed_tensors", reason="compressed-tensors reads the folders")
     kind, rules = RECIPES[recipe]

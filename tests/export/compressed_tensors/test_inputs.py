@@ -213,7 +213,7 @@ def test_what_we_write_is_read_by_the_library_and_by_us(name, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["Qwen2", "Bert"])
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_tied_heads_and_layers_without_rounded_inputs(kind, tmp_path):
     pytest.importorskip("compressed_tensors", reason="compressed-tensors reads the folder")
     mg = MaseGraph(encoder()) if kind == "Bert" else captured(kind, tied=True)

@@ -73,7 +73,7 @@ def test_weights_and_logits_are_equal_by_the_library_and_by_us(text, tmp_path):
 
 @pytest.mark.parametrize("kind", ["Llama", "Qwen2"])
 @pytest.mark.parametrize("operators", [("linear",), ("linear", "embedding")], ids="+".join)
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_tied_heads_are_written_beside_their_embedding(kind, operators, tmp_path, caplog):
     mg = quantized(captured(kind, tied=True), dict.fromkeys(operators, "mxint:width=4"))
     with caplog.at_level(logging.WARNING, "chop.export"):

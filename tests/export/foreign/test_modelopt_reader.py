@@ -162,7 +162,7 @@ CASES = {
 }
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("algorithm", CASES)
 def test_every_algorithm_keeps_its_values(algorithm, tmp_path, caplog):
     parts, name, inputs = CASES[algorithm]

@@ -36,7 +36,7 @@ def of(name, rules, **settings):
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("others", ["mxint:width=8", None])
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_experts_keep_every_code_and_answer_in_transformers(name, others, tmp_path):
     fmt = "group_affine:width=4:group_size=32" if others else "mxint:width=4"
     rules = {"expert_linear": fmt} | ({"linear": others, "embedding": others} if others else {})

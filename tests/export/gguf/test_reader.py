@@ -85,7 +85,7 @@ def test_k_quants_keep_every_value_and_their_size(width):
         read_blocks(name, torch.from_numpy(drawn(name, 1, 256, scale=[[np.inf]])))
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.long
 @pytest.mark.parametrize("width", [4, 6])
 def test_k_quants_are_written_and_read_with_the_same_codes(width, tmp_path):
     torch.manual_seed(0)

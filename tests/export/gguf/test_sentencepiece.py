@@ -88,7 +88,7 @@ KINDS = ["llama", "gemma", "phi3"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_transformers_gives_the_same_ids(kind, tmp_path):
     tokenizer = load_tokenizer(kind)
     info = TARGET.write(small(kind), tmp_path / "model.gguf", tokenizer)

@@ -272,7 +272,7 @@ NEW = [
 
 
 @pytest.mark.parametrize(("kind", "changes"), CASES + NEW)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_every_architecture_answers_in_transformers_and_is_read(kind, changes, tmp_path):
     mg = of_kind(kind, changes, "mxint:width=4")
     types = check(mg, tmp_path / "model.gguf")["tensors"]
@@ -319,6 +319,7 @@ def test_formats_are_mixed_by_module_and_modules_are_left_float(tmp_path):
     assert coded == {"output.weight": "MXFP4", "blk.0.ffn_up.weight": "Q4_0"}
 
 
+@pytest.mark.long
 def test_layers_of_gpt2_that_stay_float_are_turned(tmp_path):
     rules = {"transformer.h.0.mlp.c_fc": weight_in("mxint:width=8")}
     mg = passes.quantize_transform_pass(captured("gpt2"), {"by": "name", **rules})[0]
@@ -343,7 +344,7 @@ def test_adapters_are_refused_by_module(tmp_path):
 
 
 @pytest.mark.parametrize(("dtype", "kind"), [("bfloat16", "BF16"), ("float16", "F16")])
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_floats_stay_in_the_dtype_of_the_model(dtype, kind, tmp_path):
     model = language_model("qwen2").to(getattr(torch, dtype))
     types = TARGET.write(quantized(model), tmp_path / "model.gguf", None)["tensors"]

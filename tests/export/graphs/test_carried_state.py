@@ -145,7 +145,7 @@ class Scattered(nn.Module):
         return self.layer(x).masked_scatter(chosen, features)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.long
 @pytest.mark.parametrize("rows", [1, 2])
 def test_a_mask_as_an_input_keeps_the_number_of_its_elements(rows, tmp_path):
     torch.manual_seed(0)

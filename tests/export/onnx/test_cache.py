@@ -105,7 +105,7 @@ def one_more(mask):
 
 
 @pytest.mark.parametrize("name, text", [*((n, FOUR) for n in MODELS), (LLAMA, "mxint:width=8")])
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_files_generate_what_the_graph_generates(name, text, exported):
     """Tokens are those of `generate` where two are not nearly tied, after the same ones before."""
     engine, mg = Engine(exported(name, text)), graph(name, text)

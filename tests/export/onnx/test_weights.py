@@ -194,6 +194,7 @@ def test_formats_of_other_elements_become_floats_with_a_note(whole, tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
 
 
+@pytest.mark.long
 def test_weights_that_a_batch_norm_was_folded_into_differ(tmp_path):
     net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 3))
     net[1].running_var.fill_(2.0)

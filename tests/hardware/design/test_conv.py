@@ -151,6 +151,7 @@ def test_convolution(name):
     assert plan.out.shape[0] == module.out_channels
 
 
+@pytest.mark.long
 def test_convolution_of_codes_without_zero():
     edge = Edge.of(1.0, 3, 9)
     operator = convolution(nn.Conv2d(2, 2, 3, padding=1), edge)

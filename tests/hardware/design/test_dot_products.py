@@ -13,6 +13,7 @@ def bench():
     return runpy.run_path(str(BENCHMARK))
 
 
+@pytest.mark.long
 @pytest.mark.tools("iverilog")
 def test_every_circuit_computes_the_dot_product(bench):
     errors = {circuit.name: bench["check"](circuit, 10) for circuit in bench["CIRCUITS"]}

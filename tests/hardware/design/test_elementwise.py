@@ -188,7 +188,7 @@ def test_requantizer_of_a_channels_last_stream():
 
 @pytest.mark.parametrize("rounding", ["nearest_even", "floor"])
 @pytest.mark.parametrize("step", [(3.1e-10,), (3.1e-10, 2e-12), (2.0**-30,)])
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_requantizer_of_wide_accumulators(step, rounding):
     edge = Edge(
         torch.tensor(step if step[1:] else step[0], dtype=torch.float64), -1, 1 - 2**50, 2**50
@@ -220,7 +220,7 @@ def test_requantizer_that_divides(low, high, divisor, step, shape, fold, roundin
 
 @pytest.mark.parametrize("rounding", ["nearest_even", "floor"])
 @pytest.mark.parametrize(("axis", "shape"), [(-1, (7, 3)), (-2, (3, 4))])
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_requantizer_that_divides_by_channel(axis, shape, rounding):
     steps = torch.tensor([1.0, 0.5, 4.0], dtype=torch.float64)
     edge = Edge(steps, axis, -700, 650, divisor=7)

@@ -61,7 +61,7 @@ def test_linear(inputs, outputs, rows, fold, lanes):
         (Edge.of(1.0, -3, -2), (5, 9), (100, 120), 0),
     ],
 )
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_widths(edge, weights, biases, shift):
     operator = layer(6, 8, edge, weights, biases, shift)
     plan = check(operator, drawn(edge, 3, 8), fold=36)
@@ -93,7 +93,7 @@ def sign_layer(outputs, inputs, shift):
         (20, 3, Edge.of(1.0, -(2**20), 2**20), 1, 9, ("uniform", "bursts")),
     ],
 )
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_ternary_weights_have_no_multipliers(inputs, outputs, edge, shift, fold, profiles):
     operator = layer(outputs, inputs, edge, (-1, 1), shift=shift)
     plan = check(operator, drawn(edge, 3, inputs), fold=fold, profiles=profiles)
@@ -111,7 +111,7 @@ def test_ternary_weights_have_no_multipliers(inputs, outputs, edge, shift, fold,
         (32, 3, 1, 9, ("uniform", "bursts")),
     ],
 )
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_signs_are_compared_and_counted(inputs, outputs, shift, fold, profiles):
     operator, entered = sign_layer(outputs, inputs, shift)
     plan = check(operator, entered, fold=fold, profiles=profiles)

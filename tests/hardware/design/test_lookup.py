@@ -43,7 +43,7 @@ def test_words_of_large_memories_are_those_of_small_ones(lanes, width):
 
 
 @pytest.mark.parametrize("name", ["several", "zero"])
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_sums_and_products_with_numbers_have_a_circuit(name, tmp_path):
     torch.manual_seed(0)
     x = torch.randn(4, 4)

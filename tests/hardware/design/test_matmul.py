@@ -52,6 +52,7 @@ def test_matmul_of_two_matrices():
     assert plan.out.shape == (3, 4)
 
 
+@pytest.mark.long
 def test_lanes_of_a_product_need_no_converter_that_slows_it():
     a, b = drawn(BYTES, 2, 12), drawn(BYTES, 12, 12, lanes=8)
     plan = check(IntegerMatmul(BYTES, BYTES, 12), a, b, fold=72, profiles=SOME)

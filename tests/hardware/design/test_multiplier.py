@@ -61,7 +61,7 @@ endmodule
 )
 @pytest.mark.parametrize("narrow", [0, 3])
 @pytest.mark.parametrize("is_soft", [True, False])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_a_product_is_that_of_the_simulator(widths, narrow, is_soft, tmp_path):
     """All pairs of narrow factors, random ones and the least numbers of wide ones."""
     a, b = widths
@@ -86,7 +86,7 @@ def test_a_layer_with_products_of_lookup_tables(weights, fold):
     assert plan.resources.is_soft and plan.parameters["SOFT"] > 0
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.long
 @pytest.mark.parametrize("transposed", [True, False])
 def test_a_product_of_streams_in_lookup_tables(transposed):
     places = head_by_head(2, 5, 6)

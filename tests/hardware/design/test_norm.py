@@ -68,6 +68,7 @@ def test_norm(name):
     assert plan.resources.products == plan.lanes[0] * in_each_lane + of_the_row
 
 
+@pytest.mark.long
 def test_norm_along_two_dimensions_in_another_order():
     positions = torch.stack([torch.randperm(12).view(3, 4)] * 2)
     positions[1], positions[0] = positions[0].clone(), positions[0] + 12
@@ -75,6 +76,7 @@ def test_norm_along_two_dimensions_in_another_order():
     check(operator, drawn(BYTES, 2, 3, 4, positions=positions), fold=99, profiles=SOME)
 
 
+@pytest.mark.long
 def test_norm_whose_weights_are_all_zero():
     operator = norm(IntegerRMSNorm, BYTES, (6,), most=0)
     check(operator, drawn(BYTES, 2, 6), profiles=SOME)

@@ -88,7 +88,7 @@ def integers(name):
     return quantized, integer, batch, info
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", CASES)
 def test_integers_are_those_of_the_quantized_model(name):
     quantized, integer, batch, info = integers(name)
@@ -103,7 +103,7 @@ def test_integers_are_those_of_the_quantized_model(name):
 
 @pytest.mark.parametrize("name", CASES)
 @needs_tools
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_the_circuit_computes_the_integers(name, tmp_path):
     _, integer, batch, _ = integers(name)
     built = check_graph(integer, batch, 24, tmp_path)
@@ -146,6 +146,7 @@ class Powers(nn.Module):
         return self.last(self.then(self.fc(input)))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("then", "reason"),
     [

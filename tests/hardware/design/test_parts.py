@@ -80,7 +80,7 @@ def integers(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_a_model_that_joins_or_parts_is_a_circuit(name, tmp_path):
     quantized, integer, batch = integers(name)
     design, outputs, *_ = check_graph(integer, batch, 24, tmp_path)

@@ -65,7 +65,7 @@ def test_frames_are_as_small_as_the_order_allows():
     ("name", "lanes"), [("permuted", 1), ("padded", 3), ("transposed", 3), ("part", 1)]
 )
 @needs_tools
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_the_circuit_sends_the_order(name, lanes):
     given = drawn(EDGE, 5, 4, 3, lanes=lanes)
     places = torch.from_numpy(ORDERS[name].copy())
@@ -134,7 +134,7 @@ PADS = [
 
 @pytest.mark.parametrize(("shape", "pad"), PADS)
 @needs_tools
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_padding(shape, pad):
     call = Call([(5, *shape)], {"pad": pad})
     operator = IntegerPad.from_quantized(None, [EDGE], IntegerOptions(), call)

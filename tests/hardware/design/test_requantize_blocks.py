@@ -73,6 +73,7 @@ def test_a_window_of_one_exponent_is_a_plain_requantizer():
     assert plan.module == "chop_round" and plan.holds == (0.0,)
 
 
+@pytest.mark.long
 def test_features_travel_in_any_order_within_blocks():
     """Blocks of four rows of features that travel from the last one to the first one."""
     positions = torch.arange(24).view(3, 8).flip(1)
@@ -150,6 +151,7 @@ def modules_of(design):
     return [instance.module for instance in design.netlist.instances]
 
 
+@pytest.mark.long
 def test_a_perceptron_in_mxint_is_a_circuit(tmp_path):
     design = check_model(mlp(20, 24, 3), 20, {"block_size": 8}, 24, "icarus", tmp_path)
     rounds, relu, layer = "chop_requantize_blocks", "chop_relu", "chop_block_linear"

@@ -34,6 +34,7 @@ def test_softmax(shape, dim, edge, mode, profiles):
     check(operator, entered, profiles=profiles)
 
 
+@pytest.mark.long
 def test_softmax_along_the_dimension_that_travels_fastest():
     edge = Edge.of(0.05, -128, 127)
     operator = IntegerSoftmax(edge, 7, -2, IntegerOptions())

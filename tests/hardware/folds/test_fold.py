@@ -112,7 +112,7 @@ def estimate_cost(program, chosen):
     return program.share(total)
 
 
-@pytest.mark.sampled(18)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("interval", [6, 24])
 @pytest.mark.parametrize("counts", [{}, {"dsp": 6}, {"lut": 700}], ids=["large", "dsp", "lut"])
@@ -127,7 +127,7 @@ def test_the_program_finds_what_trying_every_choice_finds(name, interval, counts
         assert estimate_cost(program, chosen) == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("dsp", [4, 9])
 def test_a_design_fits_and_is_no_slower_than_any_uniform_fold_that_fits(name, dsp):
@@ -148,6 +148,7 @@ def without_constants(monkeypatch):
     monkeypatch.setattr(constant_linear, "MOST_WEIGHTS", 0)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.usefixtures("without_constants")
 @pytest.mark.parametrize(("name", "dsp"), [("chain", 14), ("residual", 9), ("image", 1)])
 def test_products_beyond_the_multipliers_are_made_of_lookup_tables(name, dsp):
@@ -165,6 +166,7 @@ def test_products_beyond_the_multipliers_are_made_of_lookup_tables(name, dsp):
     assert soft == found.soft and (found.usage.dsp > 0) == (name != "image")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.usefixtures("without_constants")
 @pytest.mark.parametrize("name", ["chain", "residual"])
 def test_a_device_with_too_few_multipliers_for_one_lane_has_products_of_lookup_tables(name):
@@ -294,6 +296,7 @@ def test_devices_come_the_smallest_first():
     assert sizes == sorted(sizes) and all(parse_device(n) is d for n, d in DEVICES.items())
 
 
+@pytest.mark.long
 @pytest.mark.tools("verilator", "iverilog", "yosys")
 def test_an_emitted_circuit_keeps_its_folds(tmp_path):
     torch.manual_seed(0)

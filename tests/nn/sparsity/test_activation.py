@@ -68,7 +68,7 @@ def test_random_depends_on_the_seed_and_is_spread_evenly():
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_torch_compiles_and_exports_it(method):
     layer = nn.Sequential(PruneActivation(0.3, method), nn.Linear(7, 2))
     x, larger = torch.randn(4, 7), torch.randn(9, 7)

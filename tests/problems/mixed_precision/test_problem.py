@@ -283,6 +283,7 @@ def test_a_search_of_weights_samples_no_inputs(monkeypatch):
         problem().measure(problem().uniform("4.mse"), silent)
 
 
+@pytest.mark.long
 def test_gradients_of_texts_need_little_memory(monkeypatch):
     vocabulary = SIZES["vocab_size"]
     monkeypatch.setattr("chop.train.rows.LOGIT_BYTES", 4 * vocabulary * 9 * 2)

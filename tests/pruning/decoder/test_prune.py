@@ -109,7 +109,7 @@ def without_units(model, pruned):
     return zeroed
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_pruned_decoder_is_the_original_without_the_removed_parts(name, tmp_path):
     model = decoder(name)
@@ -415,7 +415,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", REFUSED)
 def test_refusals_are_one_sentence(case):
     make, sizes, message = REFUSED[case]

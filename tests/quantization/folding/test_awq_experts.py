@@ -64,6 +64,7 @@ def test_the_function_stays_and_each_expert_has_scales_of_its_own(name):
     )
 
 
+@pytest.mark.long
 def test_scales_are_those_of_the_tokens_that_an_expert_saw():
     mg, info = scaled("Mixtral", [{"input_ids": IDS}])
     original = captured("Mixtral").copy()

@@ -129,6 +129,7 @@ def test_a_mixture_is_corrected_without_its_padding() -> None:
     assert torch.equal(*found)
 
 
+@pytest.mark.long
 def test_smoothquant_says_that_it_leaves_experts() -> None:
     given = {"input_ids": text(8, 12)}
     mg = MaseGraph(mixture("Mixtral"), dummy_in=given)

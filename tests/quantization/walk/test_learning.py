@@ -81,7 +81,7 @@ MOMENTS = {
     reason="autograd of a CUDA build starts threads, and does not run in a fork of their process",
 )
 @pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_a_killed_walk_goes_on_to_the_same_bytes(tmp_path, moment):
     prepared = with_rule("llama", rules(*LAYERS))
     assert_goes_on(tmp_path, functools.partial(walked, prepared), MOMENTS[moment])

@@ -148,7 +148,7 @@ def test_codes_are_those_of_the_whole_graph(tmp_path, kind, tied, row_weights):
 
 
 @pytest.mark.parametrize("name", ["Mixtral", "Olmoe", "Qwen3Moe", "GptOss"])
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_experts_have_the_codes_of_the_whole_graph(tmp_path, monkeypatch, name):
     monkeypatch.setattr("chop.quantization.walk.weights.SMALL", 100)
     expected, layers = in_memory(with_rule(name, rules(*EXPERTS)))

@@ -47,6 +47,7 @@ def test_colors_are_readable_on_the_dark_ground():
     assert all(contrast(fill, "#374151") >= 4.5 for fill, _ in COLORS.values())  # boxes stay pale
 
 
+@pytest.mark.long
 def test_marks_and_cells_follow_the_rules_for_them(tmp_path):
     ratio = SimpleNamespace(median=1.3, low=1.2, high=1.5, spans_one=False, is_known=True)
     path = tmp_path / "ratios.svg"

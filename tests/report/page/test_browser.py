@@ -33,7 +33,7 @@ def page(*names):
 
 @pytest.mark.parametrize("width", [1280, 400])
 @pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_no_serious_finding_of_axe(theme, width, tmp_path):
     assert axe_findings(page("one", "two"), tmp_path, theme, width)[1] == []
 

@@ -329,7 +329,7 @@ def test_a_run_of_an_earlier_version_has_its_rows(folder, tmp_path):
     assert 12345.678 in Reader(text).numbers
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "content",
     [

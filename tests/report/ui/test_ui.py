@@ -58,7 +58,7 @@ def test_it_is_of_this_machine_alone(ask):
     assert ask("/runs", Host=f"localhost:{ask.port}")[0] == 200
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "path",
     [
@@ -165,7 +165,7 @@ def test_a_finished_run_without_a_page_says_so_and_stays(root, ask):
         assert "setTimeout(refresh" in ask("/run/second")[1]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "manifest",
     [

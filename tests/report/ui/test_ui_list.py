@@ -77,7 +77,7 @@ def test_results_of_an_earlier_chop_have_no_numbers(root, ask):
     assert get_rows(ask("/")[1])["small"]["result"] == ""
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "outcome",
     [
@@ -167,7 +167,7 @@ def test_two_runs_side_by_side(ask):
     assert 'href="/run/small"' in text
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "query",
     [
@@ -250,7 +250,7 @@ def test_the_list_sorts_ticks_copies_and_advances(ask, tmp_path, root):
 @needs_browser
 @pytest.mark.parametrize("width", [1280, 400])
 @pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_no_serious_finding_of_axe(theme, width, ask, tmp_path):
     for path in ("/", "/compare?run=small&run=large"):
         text = ask(path)[1].replace("<script", f"<script>{STUB}</script><script", 1)
