@@ -6,6 +6,7 @@ import runpy
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+from tests.sources import parse_file
 from tests.subcases import subcases
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,7 +34,7 @@ def names(body, prefix=""):
 
 @subcases("path, name", NAMED, ids=str)
 def test_what_the_page_names_exists(path, name):
-    known = set(names(ast.parse((SOURCE / path).read_text()).body))
+    known = set(names(parse_file(SOURCE / path).body))
     assert not name or name in known
 
 
@@ -80,7 +81,7 @@ def get_module(path):
 
 def imported(path, known):
     """The modules of `chop` that a file imports, wherever the import stands."""
-    nodes = [ast.parse(path.read_text())]
+    nodes = [parse_file(path)]
     for node in nodes:  # grows
         nodes += ast.iter_child_nodes(node)
         names = node.names if isinstance(node, ast.Import | ast.ImportFrom) else []

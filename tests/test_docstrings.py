@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from chop.base.docstrings import entries
+from tests.sources import parse_file
 
 SOURCES = Path(__file__).resolve().parents[1] / "src"
 PUBLIC = Path(__file__).with_name("public_names.txt")
@@ -52,9 +53,9 @@ def fields(node):
     return [item.target.id for item in node.body if isinstance(item, ast.AnnAssign)]
 
 
-def disorder(source):
+def disorder(tree):
     """Docstrings of a file that name things in another order than its code, or others."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
             heading, names = "Args", parameters(node)
         elif isinstance(node, ast.ClassDef) and (names := fields(node)) is not None:
@@ -78,9 +79,9 @@ def says_more(entry, name, known):
     return bool(SIGNS.search(entry)) or len(words(entry) - known - words(f"{name} {usual}")) > 1
 
 
-def repetitions(source):
+def repetitions(tree):
     """Functions of a file by qualified name, whose `Args` repeat names and types."""
-    for owner, node in functions(ast.parse(source)):
+    for owner, node in functions(tree):
         docstring = ast.get_docstring(node) or ""
         found = entries(docstring, "Args")
         known = words(docstring.partition("\n\n")[0]) | words(node.name)
@@ -129,7 +130,7 @@ def get_module(path):
 )
 def test_entries_that_repeat_name_and_type_are_found(line, is_repetition):
     source = f'def check(mg: MaseGraph):\n    """Checks it.\n\n    Args:\n        {line}\n    """'
-    assert list(repetitions(source)) == ["check"] * is_repetition
+    assert list(repetitions(ast.parse(source))) == ["check"] * is_repetition
 
 
 def test_args_say_more_than_names_and_types():
@@ -138,7 +139,7 @@ def test_args_say_more_than_names_and_types():
         f"{module}.{name}"
         for path in sorted(SOURCES.rglob("*.py"))
         for module in [get_module(path)]
-        for name in repetitions(path.read_text(encoding="utf-8"))
+        for name in repetitions(parse_file(path))
         if (module, name.partition(".")[0]) not in owners
     ]
     assert not found, "leave Args out, or say what a name and a type do not"
@@ -165,7 +166,7 @@ def test_public_functions_with_several_parameters_have_args():
     ids=["starred", "some-fields", "no-section"],
 )
 def test_sections_in_the_order_of_the_code_are_right(source):
-    assert not list(disorder(source))
+    assert not list(disorder(ast.parse(source)))
 
 
 @pytest.mark.parametrize(
@@ -183,13 +184,13 @@ def test_sections_in_the_order_of_the_code_are_right(source):
     ids=["parameters", "fields"],
 )
 def test_other_orders_and_names_are_told(source, told):
-    assert list(disorder(source)) == [told]
+    assert list(disorder(ast.parse(source))) == [told]
 
 
 def test_docstrings_follow_the_order_of_parameters_and_fields():
     found = {
         str(path.relative_to(SOURCES)): wrong
         for path in sorted(SOURCES.rglob("*.py"))
-        if (wrong := list(disorder(path.read_text(encoding="utf-8"))))
+        if (wrong := list(disorder(parse_file(path))))
     }
     assert not found

@@ -10,6 +10,7 @@ from functools import cache
 
 import pytest
 
+from tests.sources import parse_file
 from tests.test_architecture import SOURCE, drawing, get_module, imported
 
 BOUNDS = {
@@ -37,7 +38,7 @@ def test_a_figure_is_raised_on_purpose(name):
 @cache
 def figures():
     texts = {path: path.read_text().splitlines() for path in SOURCE.rglob("*.py")}
-    trees = {path: ast.parse("\n".join(text)) for path, text in texts.items()}
+    trees = {path: parse_file(path) for path in texts}
     functions = sum(
         isinstance(node, ast.FunctionDef) for tree in trees.values() for node in ast.walk(tree)
     )

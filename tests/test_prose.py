@@ -4,6 +4,7 @@ import ast
 import re
 from pathlib import Path
 
+from tests.sources import parse_file
 from tests.subcases import subcases
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -58,7 +59,7 @@ def is_refused(name, text):
 @subcases("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_docstrings_and_names_are_in_the_words_of_the_field(path):
     text = path.read_text(encoding="utf-8")
-    tree, saved = ast.parse(text), SAVED.get(str(path.relative_to(ROOT)).removeprefix("src/chop/"))
+    tree, saved = parse_file(path), SAVED.get(str(path.relative_to(ROOT)).removeprefix("src/chop/"))
     assert not list(openings(tree)), "name the thing, or the action in the third person"
     refused = [
         f"{name} (line {line})"

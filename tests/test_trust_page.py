@@ -10,6 +10,7 @@ import pytest
 from chop.base.files import reading
 from chop.base.plugins import GROUPS
 from chop.export.foreign.readers import READERS
+from tests.sources import parse_file
 
 ROOT = Path(__file__).parents[1]
 SOURCE, PAGE = ROOT / "src/chop", ROOT / "docs/trust.md"
@@ -80,7 +81,7 @@ def modules():
     kinds = (ast.Call, ast.Subscript, ast.Constant)
     return {
         file.relative_to(SOURCE).as_posix(): [
-            node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, kinds)
+            node for node in ast.walk(parse_file(file)) if isinstance(node, kinds)
         ]
         for file in sorted(SOURCE.rglob("*.py"))
     }

@@ -175,6 +175,7 @@ def test_a_teacher_is_a_checkpoint_in_settings(tmp_path):
         compress(replace(config, distill_teacher="./nowhere"), own)
 
 
+@pytest.mark.long
 def test_a_model_that_a_function_judges_learns_without_labels_and_loss(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     namespace = {"__name__": "net"}
@@ -295,7 +296,7 @@ def test_searches_without_training_refuse_a_teacher():
         PruneSweepConfig(distill=True, finetune_epochs=0)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_a_teacher_of_another_dtype_keeps_its_modes(tmp_path, dtype):
     goal = plain().to(dtype).train()

@@ -31,6 +31,7 @@ def frame_of(x, y):
     return pd.DataFrame(x.numpy(), columns=["rooms", "age", "area"]).assign(price=y.numpy())
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["pair", "frame"])
 def test_labels_of_given_rows_are_standardized(house, kind, tmp_path):
     net, x, y = house

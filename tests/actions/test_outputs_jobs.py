@@ -130,6 +130,7 @@ def test_goals_of_a_search_may_be_metrics_of_an_output():
         PrecisionConfig(task=TASK, goals=("kind_mse",))
 
 
+@pytest.mark.long
 def test_a_command_judges_by_the_metric_of_an_output(trained):
     common = {"model": "net.py:Net", "weights": "net.safetensors", "dataset": "rows.csv"}
     workload = load_workload(WorkloadConfig(**common, task=TASK, metric="age_mae"))

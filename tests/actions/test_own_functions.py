@@ -264,6 +264,7 @@ def test_a_run_is_judged_again_by_the_function_that_the_command_names(files):
     assert json.loads(Path("runs/o/manifest.json").read_text())["outcome"]["metric"] == "error"
 
 
+@pytest.mark.long
 def test_a_run_keeps_its_direction_and_needs_no_loss_to_be_judged_again(files, monkeypatch):
     asked = (
         "--model net.py:Boxes --dataset rows.csv --formats 8.auto --bench-seconds 0 --qat-epochs 0"

@@ -17,6 +17,7 @@ SOURCES = "\n".join(p.read_text() for p in Path(chop.__file__).parent.rglob("*.p
 NAMES = [name for row in file_rows() for name in row.patterns]
 
 
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_name_is_one_that_chop_writes(name):
     parts = [part for part in re.split(r"\*|[/.]", ANY.sub("*", name)) if part]

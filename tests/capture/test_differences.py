@@ -136,7 +136,7 @@ def test_a_model_that_is_not_its_recording_is_refused_with_the_line(
 
 
 @pytest.mark.parametrize("work", [*BY_PATH, *BY_STATE], ids=lambda work: work.__name__)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_a_part_that_is_not_its_recording_is_one_node(
     work: Callable[[Any, Tensor], Tensor],
 ) -> None:

@@ -104,7 +104,7 @@ def _gradients(model: nn.Module, outside: bool) -> list[Tensor | None]:
     return [output.detach(), *gradients]
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("outside", [True, False])
 @pytest.mark.parametrize("name", _COMPUTED)
 def test_gradients_are_those_of_the_model(name: str, outside: bool, tmp_path: Path) -> None:

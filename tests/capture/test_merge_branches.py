@@ -86,7 +86,7 @@ def assert_trains_alike(graph: nn.Module, model: nn.Module, modes: str = "101100
 
 
 @pytest.mark.parametrize("cls", MODELS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_both_modes_are_those_of_the_model(cls: type[nn.Module]) -> None:
     model, x = made(cls)
     with warnings.catch_warnings():
@@ -99,7 +99,7 @@ def test_both_modes_are_those_of_the_model(cls: type[nn.Module]) -> None:
 
 
 @pytest.mark.parametrize("cls", MODELS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_quantized_training_is_that_of_the_quantized_model(
     cls: type[nn.Module], tmp_path: Path
 ) -> None:
@@ -177,6 +177,7 @@ def test_sizes_that_training_asks_for_bind_training_alone() -> None:
         captured(torch.randn(3, WIDTH))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_another_dtype(dtype: torch.dtype) -> None:
     model, x = made(Codebook)
@@ -188,6 +189,7 @@ def test_another_dtype(dtype: torch.dtype) -> None:
     torch.testing.assert_close(captured.state_dict()["codes"], model.state_dict()["codes"])
 
 
+@pytest.mark.long
 def test_a_submodule_with_layers_is_seen_through() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), RunningCenter(), Codebook())

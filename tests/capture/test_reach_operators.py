@@ -265,6 +265,7 @@ class Hooked(nn.Module):
         return self.last(self.second(self.first(x)))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("hooked", ["second", "last", ""], ids=["block", "layer", "model"])
 def test_hooks_on_gradients_are_kept(hooked: str) -> None:
     model = Hooked(hooked)

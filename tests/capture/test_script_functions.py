@@ -80,7 +80,7 @@ def results(module: nn.Module, x: Tensor) -> list[Tensor]:
     return [y.detach(), x.grad, *grads]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["gelu", "bias", "gated", "dropout", "repeated"])
 @pytest.mark.parametrize("inner", [False, True])
 def test_calls_and_gradients_are_those_of_the_model(name: str, inner: bool) -> None:

@@ -220,7 +220,7 @@ READS_LATER: dict[str, Callable[[float], float]] = {
 
 @pytest.mark.parametrize("counts_first", [False, True])
 @pytest.mark.parametrize("kind", READS_LATER)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_a_counter_that_only_a_later_call_reads_is_state(kind: str, counts_first: bool) -> None:
     model = within(Warm(READS_LATER[kind], counts_first))
     with pytest.warns(CaptureWarning, match=r"keeps state .*1\.step \(.*state\w*\.py") as caught:

@@ -110,6 +110,7 @@ class Padded(nn.Module):
         return torch.nested.to_padded_tensor(self.linear(rows), 0.0)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
 def test_a_module_with_nested_tensors_is_one_node(layout: torch.layout) -> None:
     torch.manual_seed(0)

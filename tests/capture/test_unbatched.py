@@ -25,7 +25,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 @torch.no_grad()
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_an_image_without_a_batch(case: str) -> None:
     model, shape = CASES[case]
     x: Tensor = torch.randn(shape)
@@ -44,6 +44,7 @@ def test_a_batch_of_one_is_a_batch() -> None:
     assert torch.equal(graph(x), model(x))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layer", [nn.Conv2d(1, 2, 3), nn.Conv2d(3, 2, 3), nn.Conv2d(2, 2, 1)])
 def test_a_circuit_asks_for_a_batch(layer: nn.Module, tmp_path: Path) -> None:
     shape = (getattr(layer, "in_channels", 3), 8, 8)

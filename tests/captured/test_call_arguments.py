@@ -55,7 +55,7 @@ ALIKE = [
 ]
 
 
-@pytest.mark.sampled(14)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("option", ALIKE, ids=lambda x: type(x).__name__)
 def test_the_same_value_is_taken(option: Any) -> None:
     graph = captured_with(option)
@@ -89,7 +89,7 @@ OTHERS = [
 ]
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("option", "other"), OTHERS, ids=lambda x: type(x).__name__)
 def test_another_type_or_content_is_refused(option: Any, other: Any) -> None:
     graph = captured_with(option)

@@ -116,7 +116,7 @@ def same(captured: CapturedModule, model: nn.Module, x: Tensor) -> None:
 
 
 @pytest.mark.parametrize("kind", MODELS.values(), ids=MODELS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_casting_a_graph_is_casting_its_model(kind, recwarn) -> None:
     model, x = kind().eval(), torch.randn(4, 8)
     captured = capture(model, {"x": x})
@@ -217,7 +217,7 @@ def zoo() -> dict[str, nn.Module]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_transformers_are_cast_as_their_models(name, zoo, recwarn) -> None:
     model = zoo[name].eval()
     captured, inputs = capture(model), dummy_inputs(model)

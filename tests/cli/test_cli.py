@@ -107,7 +107,7 @@ def terminate(*args, **kwargs):
     ],
 )
 @pytest.mark.parametrize(("end", "expected"), [(stop, 130), (terminate, 143)])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_what_is_stopped_by_hand_or_by_a_batch_system_says_what_is_kept(
     end, expected, command, where, kept, tmp_path, monkeypatch, main_ends
 ):

@@ -49,6 +49,7 @@ def test_a_page_has_at_most_60_lines_of_80_columns(page):
             assert len(line) <= 80, (name, line)
 
 
+@pytest.mark.long
 def test_narrow_terminals_have_no_longer_lines(page):
     for name in LEAVES:
         long = [line for line in page(name, "--help-all", 60).splitlines() if len(line) > 60]

@@ -20,6 +20,7 @@ from chop.train import TASKS
 from chop.train.task import Task
 from chop.train.tasks import check_metric_name, find_task
 from docs.write_names import BLOCK, BLOCKS, page, registered
+from tests.sources import parse_file
 
 ROOT = Path(__file__).parents[2]
 DOCS = [path for path in (ROOT / "docs").rglob("*.md") if path.name != "formats.md"]
@@ -183,7 +184,7 @@ def column(text):
 
 
 def lists_of_source(path):
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parse_file(path)):
         texts = []
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             texts = node.value.split("\n\n")

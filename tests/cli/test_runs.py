@@ -180,6 +180,7 @@ def test_advice_names_the_folder_and_can_be_pasted():
     assert pasted(re.search(r"try (chop .* 64)", text)[1])[1] == [NAME, "--batch", "64"]
 
 
+@pytest.mark.long
 def test_a_model_that_bench_made_itself_is_saved_by_a_command(ends):
     command = ("bench", "model", "--model", "mlp", "--format", "mxint:width=4", "--batch", 1)
     code, printed, _ = ends(*command, "--seconds", 0.01, "--no-compile", "--out", "made")

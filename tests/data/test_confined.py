@@ -238,7 +238,7 @@ def bomb(kind, folder):
 LONG = [pytest.param(kind, marks=pytest.mark.long) for kind in ("xz", "zip", "hidden")]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["gz", "parquet", "texts.parquet", *LONG])
 def test_a_small_file_does_not_unpack_to_a_large_one(kind, folder, monkeypatch):
     monkeypatch.setenv("CHOP_CACHE", str(folder.parent / "cache"))

@@ -109,6 +109,7 @@ def test_megatron_sends_two_sums_per_block(tmp_path: Any):
         assert found == SENT
 
 
+@pytest.mark.long
 def test_heads_that_do_not_divide_are_named():
     from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -103,6 +103,7 @@ def test_plans_that_do_not_fit_the_graph(plan: ShardingPlan, message: str):
         plan.checked(graph_of("bert"))
 
 
+@pytest.mark.long
 def test_tied_parameters_have_one_placement():
     plan = ShardingPlan((2,), {"lm_head.weight": ("S0",)})
     with pytest.raises(PlanError, match="are one parameter, but the plan has"):

@@ -82,6 +82,7 @@ def test_a_package_answers_elsewhere_as_the_graph_does(inputs, tmp_path):
     assert done.stdout == "equal\n", done.stderr
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("inputs", ["mxint", "scale_integer:width=8"])
 def test_rounding_that_needs_chop_is_refused_by_format(inputs, tmp_path):
     mg, before = frozen_graph(inputs), [*tmp_path.iterdir()]

@@ -193,6 +193,7 @@ def test_derived_operators(kind):
         _ = linear.LinearSqares
 
 
+@pytest.mark.sampled(1)
 def test_the_pass_by_name_packing_and_checkpoints(kind, tmp_path):
     torch.manual_seed(0)
     mg = with_metadata(MaseGraph(Net().eval(), dummy_in={"x": torch.randn(3, 1, 6, 7)}))

@@ -36,6 +36,7 @@ def test_both_modes_give_the_same_derivative(fmt, gradient):
     assert torch.equal(y, fmt(x, gradient)) and torch.equal(found, leaf.grad)
 
 
+@pytest.mark.long
 @subcases("fmt", EXAMPLES, ids=lambda fmt: fmt.label)
 @subcases("axis", [0, 2])
 def test_vmap_rounds_each_sample_by_itself(fmt, axis):

@@ -143,6 +143,7 @@ class Named(nn.Module):
         return self.model(x)
 
 
+@pytest.mark.long
 def test_batches_of_two_sizes_are_refused_where_the_graph_computes_with_the_batch():
     mg = quantized(Pooled(), torch.randn(5, 1, 8, 8))
     with pytest.raises(GuardError, match=r"fixed to x.shape\[0\] == 5 by lower_to_integer"):

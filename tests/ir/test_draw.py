@@ -192,6 +192,7 @@ def test_formats_are_shown_and_what_stays_float_is_dashed() -> None:
 # --- folding -----------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_large_graph_is_folded_until_it_can_be_read() -> None:
     mg = stack(60)
     boxes = [placed for placed in place(mg).placed if not placed.item.children]
@@ -224,7 +225,7 @@ def test_a_big_model_is_drawn_at_once() -> None:
 
 @pytest.mark.parametrize("depth", [None, 1, 99])
 @pytest.mark.parametrize("make", [stack, lambda: bert(2, "input_ids", "attention_mask", "labels")])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_boxes_never_overlap_and_stay_in_their_frames(make: object, depth: int | None) -> None:
     block = place(make(), depth)  # type: ignore[operator]
     whole = Placed(block.item, 0, 0, block.width, block.height)

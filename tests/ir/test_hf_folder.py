@@ -382,6 +382,7 @@ def test_what_formats_cannot_tell_is_refused_by_name(made, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_torchs_attention_in_a_model_of_transformers_loads_packed(tmp_path):
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
     sizes |= {"num_attention_heads": 4, "image_size": 16, "patch_size": 8}

@@ -12,6 +12,7 @@ from torch import nn
 import chop
 from chop.ir.ops import OPS
 from chop.nn import quantized as q
+from tests.sources import parse_file
 
 HOME = Path(chop.__file__).parent
 CALLS = {
@@ -109,9 +110,8 @@ def operator_of(item: ast.expr, namespace: dict) -> str | None:
         return None
 
 
-def tables(source: str, list_names: Callable[[], dict]) -> list[str]:
+def tables(tree: ast.AST, list_names: Callable[[], dict]) -> list[str]:
     """What lists two operators or more, with its line; `list_names()` are the file's globals."""
-    tree = ast.parse(source)
     found = [*named(tree), *called(tree, list_names)]
     return [f"line {line}: {', '.join(sorted(names))}" for line, names in found if len(names) > 1]
 
@@ -119,7 +119,7 @@ def tables(source: str, list_names: Callable[[], dict]) -> list[str]:
 def tables_of(path: Path) -> list[str]:
     parts = ("chop", *path.relative_to(HOME).with_suffix("").parts)
     module = ".".join(parts).removesuffix(".__init__")
-    return tables(path.read_text(), lambda: vars(importlib.import_module(module)))
+    return tables(parse_file(path), lambda: vars(importlib.import_module(module)))
 
 
 def test_no_other_file_lists_operators():
@@ -157,7 +157,7 @@ def test_what_is_exempt_exists_and_needs_to_be(name):
     ],
 )
 def test_tables_are_found(source):
-    assert len(tables(source, lambda: {"nn": nn, "q": q, "torch": torch})) == 1
+    assert len(tables(ast.parse(source), lambda: {"nn": nn, "q": q, "torch": torch})) == 1
 
 
 @pytest.mark.parametrize(
@@ -173,4 +173,4 @@ def test_tables_are_found(source):
     ],
 )
 def test_what_is_no_table_is_not(source):
-    assert tables(source, lambda: {"nn": nn, "q": q, "torch": torch}) == []
+    assert tables(ast.parse(source), lambda: {"nn": nn, "q": q, "torch": torch}) == []

@@ -247,7 +247,7 @@ def untied():
 
 
 @pytest.mark.parametrize("how", ["float", "captured", "packed", "quantized", "one packed"])
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_what_is_tied_in_name_alone_is_written_and_read_as_two(untied, how, tmp_path):
     model, graph = untied
     if how == "float":

@@ -150,7 +150,7 @@ def logits(model, cache, calls=CALLS, masks=False):
 
 @pytest.mark.parametrize("kind", DECODERS)
 @pytest.mark.parametrize("formats", FORMATS, ids=" ".join)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 def test_logits_are_those_of_tokens_that_are_rounded_by_hand(kind, formats):
     model = decoder(kind)
     cache = QuantizedCache(model, *formats, residual_length=16)

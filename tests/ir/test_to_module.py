@@ -203,6 +203,7 @@ def test_weights_that_a_forward_hands_to_a_function_are_rounded(kind, tmp_path):
     assert torch.equal(again(IDS).logits, logits)
 
 
+@pytest.mark.long
 def test_a_function_in_the_middle_of_a_forward_is_refused():
     model = decoder(intermediate_size=64)
     mg, _ = passes.quantize_transform_pass(MaseGraph(model), {"silu": MXINT})

@@ -76,7 +76,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_what_takes_memory_or_time_without_bound_is_refused(name, folder):
     file, change, words = HOSTILE[name]

@@ -136,7 +136,7 @@ class Net(nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["read", "scaled", "sliced", "einsum", "lstm"])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_weights_without_a_layer_are_named(kind: str) -> None:
     mg = raised(Net(kind), x=torch.randn(2, 4, 8))
     for rules in ({"by": "type", "linear": WEIGHTS}, {"by": "regex_name", "first": WEIGHTS}):
@@ -181,7 +181,7 @@ PASSES = {
 
 
 @pytest.mark.parametrize("name", PASSES)
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_every_model_is_spoken_of_once(name: str) -> None:
     run, x = PASSES[name], torch.randn(2, 4, 8)
     for net in (Net("einsum"), Net("einsum")):

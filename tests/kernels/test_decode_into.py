@@ -14,7 +14,7 @@ FORMATS = [
 ]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fmt", FORMATS, ids=lambda fmt: fmt.label)
 def test_it_writes_what_decoding_gives_and_leaves_what_does_not_fit(fmt, loops):
     dtype = torch.bfloat16 if fmt == MXFP(4, 2) else torch.float32

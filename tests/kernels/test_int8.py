@@ -114,7 +114,7 @@ def whole_sums(x, x_format, weight, fmt, bias):
 
 
 @pytest.mark.parametrize("name", SETS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_products_of_integers_are_those_of_whole_numbers(name, loops, monkeypatch, small_ones):
     found = one_set(name, "int8", loops)
     whole = {"channel": ScaleInteger(8, granularity="channel"), "one": Integer(8, 6)}

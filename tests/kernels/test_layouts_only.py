@@ -10,6 +10,7 @@ import chop
 from chop.formats import REGISTRY, LearnableFormat, NumberFormat, formats
 from chop.formats.float_format import FloatFormat
 from chop.formats.scaled import BlockFormat, ElementFormat, ScaledFormat
+from tests.sources import parse_file
 from tests.subcases import subcases
 
 HOME = Path(chop.__file__).parent
@@ -65,18 +66,18 @@ def is_a_name(expressions: list[ast.expr]) -> bool:
     return any(ast.unparse(expression).endswith(words) for expression in expressions)
 
 
-def formats_known(source: str) -> list[str]:
+def formats_known(tree: ast.AST) -> list[str]:
     """What a file knows of single formats, with its line."""
     return [
         f"line {node.lineno}: {what}"
-        for node in ast.walk(ast.parse(source))
+        for node in ast.walk(tree)
         for find in (imported, named, compared)
         for what in find(node)
     ]
 
 
 def test_no_backend_knows_a_format():
-    found = {str(path.relative_to(HOME)): formats_known(path.read_text()) for path in PATHS}
+    found = {str(path.relative_to(HOME)): formats_known(parse_file(path)) for path in PATHS}
     assert len(found) > 30
     known = {name: lines for name, lines in found.items() if lines}
     assert known == {}, "read the element, groups and scaling of the format's layout()"
@@ -111,7 +112,7 @@ def test_every_subclass_is_looked_for():
     ],
 )
 def test_what_knows_a_format_is_found(source):
-    assert formats_known(source)
+    assert formats_known(ast.parse(source))
 
 
 @pytest.mark.parametrize(
@@ -127,4 +128,4 @@ def test_what_knows_a_format_is_found(source):
     ],
 )
 def test_what_knows_none_is_not(source):
-    assert formats_known(source) == []
+    assert formats_known(ast.parse(source)) == []

@@ -243,6 +243,7 @@ def test_a_folder_with_kernels_of_the_hub_is_one_sentence(masked_lm, monkeypatch
             load_model(folder, pretrained=pretrained)
 
 
+@pytest.mark.long
 def test_what_fetches_kernels_in_transformers_is_known():
     import transformers
 

@@ -138,6 +138,7 @@ def test_what_is_learned_is_that_of_the_tokens_alone():
         torch.testing.assert_close(found[name], expected[name], rtol=1e-5, atol=0)
 
 
+@pytest.mark.long
 def test_positions_eval_with_gradients_and_checkpoints():
     mg = quantized("encoder", "lsq")
     mg.model.train()

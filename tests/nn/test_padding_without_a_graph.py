@@ -102,6 +102,7 @@ def test_calls_that_end_early_leave_nothing(error):
     assert not is_dispatch_observed()
 
 
+@pytest.mark.long
 def test_only_models_that_can_learn_of_masked_inputs_have_hooks():
     def hooks(model):
         return [*model._forward_pre_hooks.values(), *model._forward_hooks.values()]

@@ -30,6 +30,7 @@ def mg(gpt2):
     return MaseGraph(gpt2)
 
 
+@pytest.mark.long
 def test_a_stand_in_is_the_layer_in_the_same_memory(gpt2, mg):
     theirs, ours = gpt2.transformer.h[0].mlp.c_fc, mg.modules["transformer.h.0.mlp.c_fc"]
     x = torch.randn(3, 64)

@@ -92,6 +92,7 @@ def test_what_the_graph_takes_is_not_converted(dtype):
     assert taken["x"].dtype == dtype
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool], ids=str)
 def test_integers_for_floats_are_refused(dtype):
     kind = str(dtype).removeprefix("torch.")

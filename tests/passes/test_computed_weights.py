@@ -63,7 +63,7 @@ def told(loses, run, *args):
     return found
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_a_graph_copies(case):
     net, mg, _ = case
     for twin in (mg.copy(), copy.deepcopy(mg), mg.sharing_copy()):
@@ -98,7 +98,7 @@ def test_the_computed_weight_is_quantized_and_the_layer_named(case):
     assert torch.equal(quantized.to_module()(X), quantized.model(X))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_adapters_masks_and_files_keep_the_function(case, tmp_path):
     net, mg, loses = case
     adapted, info = told(loses, passes.insert_lora_adapter_transform_pass, mg, {"rank": 2})
@@ -121,6 +121,7 @@ def test_adapters_masks_and_files_keep_the_function(case, tmp_path):
     assert torch.equal(loaded.model(X), quantized.model(X))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", HOOKED)
 def test_a_file_has_the_computed_weight_as_a_parameter_that_counts(kind, tmp_path):
     net = network(kind)

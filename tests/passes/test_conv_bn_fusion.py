@@ -146,7 +146,7 @@ def test_a_quantized_linear_layer_keeps_its_formats():
     assert (folded.model(x) - model(x)).abs().max() < 0.1
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("settings", "count"),
     [
@@ -267,7 +267,7 @@ def with_statistics(norm):
         ((nn.Conv3d, nn.BatchNorm3d), (2, 4, 4, 4, 4)),
     ],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_computed_weights_are_left_and_named(kind, layers, shape):
     torch.manual_seed(0)
     convolution, norm = layers[0](4, 4, 2), with_statistics(layers[1](4))

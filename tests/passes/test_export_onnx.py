@@ -202,6 +202,7 @@ def test_what_cannot_be_written_is_named(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_formats_without_an_onnx_form_are_named_or_fall_back(tmp_path):
     mg = raised(get_model("mlp"))
     q = quantized(
@@ -281,6 +282,7 @@ def test_losses_are_left_out_and_float_graphs_are_exported_too(tmp_path):
     torch.testing.assert_close(run(info["path"], **inputs), expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.long
 def test_fused_graphs_are_exported(tmp_path):
     x = torch.randn(80, 8)
     layers = nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4)

@@ -236,6 +236,7 @@ def test_right_files_are_not_refused(model, tmp_path):
     assert all(torch.equal(x, before[key]) for key, x in mg.model.state_dict().items())
 
 
+@pytest.mark.long
 def test_without_onnxruntime_a_file_is_written_and_said_not_to_be_run_once(monkeypatch, tmp_path):
     forget_notices()
     monkeypatch.setitem(sys.modules, "onnxruntime", None)

@@ -112,7 +112,7 @@ def run(kind, mg, batches):
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_the_float_model_computes_what_it_did(name):
     torch.manual_seed(0)
     net = loud(CASES[name]())
@@ -182,7 +182,7 @@ def test_the_check_sees_a_reader_that_computes_something_else(dtype):
 
 @pytest.mark.parametrize(("low", "high"), [(1e-4, 3e4), (1e-7, 1e3)])
 @pytest.mark.parametrize("strength", [0.0, 1.0])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_half_precision_does_not_overflow(low, high, strength):
     torch.manual_seed(0)
     net = Stack().eval()

@@ -128,7 +128,7 @@ TIED = [
 
 @pytest.mark.parametrize("build, target, saved", TIED)
 @pytest.mark.filterwarnings(MERGED)
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_a_tied_weight_that_trains_is_read_back_on_both_sides(build, target, saved, tmp_path):
     mg = inserted(build, {"target_modules": [target], "modules_to_save": [saved]})
     expected = logits(mg.model)
@@ -304,6 +304,7 @@ def test_adapters_of_tables_are_refused(tmp_path):
         read(llama, tmp_path)
 
 
+@pytest.mark.long
 def test_a_module_that_trains_round_an_adapter_is_refused(tmp_path):
     mg = inserted(masked_bert, {"target_modules": ["transform.dense"]})
     mg.model.cls.predictions.bias.requires_grad_(True)  # the decoder's, which computes with it

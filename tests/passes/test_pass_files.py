@@ -5,6 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 from chop import passes
+from tests.sources import parse_file
 from tests.subcases import subcases
 
 HOME = Path(passes.__file__).parent
@@ -20,7 +21,7 @@ FAMILIES = {"fusions", "report_nodes", "verify_metadata"}
 def imports(path: Path) -> set[str]:
     """The modules of `chop.passes` that a file imports, anywhere in it."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parse_file(path)):
         if isinstance(node, ast.ImportFrom):
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):

@@ -113,7 +113,7 @@ PRUNED_BY_TORCH = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PRUNED_BY_TORCH)
 @pytest.mark.filterwarnings("ignore:capture of Sequential. forward also sets Bare.weight")
 def test_what_torch_has_pruned_is_counted(name):

@@ -186,7 +186,7 @@ def test_weights_of_nan_are_refused(scope, method, granularity):
     assert info["sparsity"] > 0
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("bad", NOT_FINITE, ids=str)
 @pytest.mark.parametrize("place", [(0, 2, 0), (1, 0, 7), (1, 5, 3)], ids=str)
 def test_rows_that_are_not_finite_set_no_threshold(bad, place):

@@ -200,6 +200,7 @@ class Joined(nn.Module):
         return self.down(F.silu(self.gate(x)) * self.up(x))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("scope", ["local", "global"])
 def test_layers_that_are_joined_lose_the_same_channels(scope):
     mg = with_metadata(MaseGraph(distinct(Joined()), dummy_in={"x": torch.randn(2, 2, 9, 8)}))
@@ -299,6 +300,7 @@ def test_every_layer_keeps_a_unit():
         shrink(mg, "head")
 
 
+@pytest.mark.long
 def test_a_shrunk_graph_is_exported_and_trained(tmp_path):
     mg = MaseGraph(load_model("vit"))
     small, _ = shrink(shrink(mg, "head")[0], "row")

@@ -55,7 +55,7 @@ def smooth(mg, **settings):
 
 @pytest.mark.parametrize("rescale", [False, True])
 @pytest.mark.parametrize("strength", [0.0, 0.5, 0.8])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_the_float_model_computes_what_it_did(graph, rescale, strength):
     x = data(10, 2)
     mg, info = smooth(graph, migration_strength=strength, rescale_other_readers=rescale)

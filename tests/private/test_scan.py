@@ -11,6 +11,7 @@ from torch import nn
 
 import chop
 from tests.private.scan import defined_names, private_api, protected
+from tests.sources import parse_file
 from tests.subcases import subcases
 
 ROOT = Path(chop.__file__).parent
@@ -20,7 +21,7 @@ ROOT = Path(chop.__file__).parent
 def trees() -> dict[str, ast.Module]:
     files = sorted(ROOT.rglob("*.py"))
     names = (".".join(("chop", *x.relative_to(ROOT).with_suffix("").parts)) for x in files)
-    return {name: ast.parse(x.read_text()) for name, x in zip(names, files, strict=True)}
+    return {name: parse_file(x) for name, x in zip(names, files, strict=True)}
 
 
 @cache

@@ -97,6 +97,7 @@ def test_a_search_measures_all_shapes_within_the_budget_and_finds_the_best(subje
     assert best == min(divergences, key=divergences.get)
 
 
+@pytest.mark.long
 def test_defaults_include_the_largest_size_that_meets_the_budget_alone():
     model = llama()
     subject = problem(model, {}, share=0.8)

@@ -345,7 +345,7 @@ class Shared(nn.Module):
 
 
 @pytest.mark.parametrize("name", SHARED)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("fmt", [MXInt(4), Log(8)], ids=lambda fmt: fmt.label)
 def test_scores_that_several_read_have_what_all_masks_hide(name, fmt):
     x, changed = inputs()

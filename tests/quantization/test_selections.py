@@ -65,7 +65,7 @@ def calls(model):
     return [part for part in model.modules() if isinstance(part, QuantCall)]
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", SELECTIONS)
 def test_selections_round_what_they_select(name):
     x = torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(0))

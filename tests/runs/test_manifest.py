@@ -133,7 +133,7 @@ for number in itertools.count():
 
 
 @pytest.mark.parametrize("seconds", [0.05, 0.1, 0.15, 0.2, 0.25, 0.3])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_a_kill_leaves_results_that_their_manifest_describes(seconds, tmp_path):
     with subprocess.Popen(
         [sys.executable, "-c", REPLACING, tmp_path], stdout=subprocess.PIPE, text=True
@@ -335,6 +335,7 @@ print(found.settings["width"], found.state, found.results.settings["width"])
 """
 
 
+@pytest.mark.long
 def test_a_full_disk_leaves_the_manifest_of_the_run_that_finished(tmp_path):
     script = 'mount -t tmpfs -o size=64k none "$1"; "$2" -c "$3" "$1"'
     told, found = in_a_namespace(script, tmp_path, sys.executable, FULL).splitlines()

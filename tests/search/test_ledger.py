@@ -55,7 +55,7 @@ def rows(url):
         yield ledger
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_a_study_is_begun_once(rows):
     assert rows.begin({"search": 2}) == {"search": {"goals": 1}}
     rows.set_entry("job", {"name": "nas"})
@@ -218,6 +218,7 @@ def together(url, study, work):
     return found
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("url", KINDS[1:], indirect=True)
 def test_of_many_workers_one_gets_each_claim(url):
     study = f"study {time.time_ns()}"

@@ -19,6 +19,7 @@ import chop
 from chop.search import Choice, Goal, SearchSpace, optuna_study
 from chop.search.ledger import Row
 from chop.search.optuna_study import OPTUNA_VERSIONS, InMemoryStudy, trial_params
+from tests.sources import parse_file
 
 SOURCE = Path(chop.__file__).parent
 PRIVATE = {
@@ -45,7 +46,7 @@ def parameters(function):
 
 def private_uses(path):
     """Optuna's private modules and attributes, and storage methods, that a file uses."""
-    tree = ast.parse(path.read_text())
+    tree = parse_file(path)
     nodes = list(ast.walk(tree))
     modules = [n.module or "" for n in nodes if isinstance(n, ast.ImportFrom)]
     modules += [alias.name for n in nodes if isinstance(n, ast.Import) for alias in n.names]

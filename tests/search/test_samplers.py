@@ -63,6 +63,7 @@ def test_the_best_configuration_within_a_budget_is_found_in_few_trials():
     assert sum(t.values["bits"] <= 5.0 for t in result.measured) > 25
 
 
+@pytest.mark.long
 def test_a_budget_that_no_cost_explains_is_learned():
     space = _space(6)
 
@@ -151,6 +152,7 @@ def test_a_process_is_told_what_does_not_count_as_an_option_of_its_own():
     assert plain.active(codes).all() and plain.marked(codes).tolist() == codes.tolist()
 
 
+@pytest.mark.long
 def test_a_local_optimum_is_left():
     # All options at "4" are best but for one far combination that no single change leads to.
     space, far = _space(6), dict.fromkeys((f"layer{i}" for i in range(2)), "8")

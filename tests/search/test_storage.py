@@ -254,7 +254,7 @@ def test_a_storage_to_read_must_be_there(tmp_path):
 
 @NEEDS_ROOT
 @pytest.mark.parametrize("state", ["closed", "killed", "killed, no index", "running"])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_another_users_folder_is_read(state, open_to_all):
     url = storage_url(None, open_to_all)
     engine = write(url, 4)

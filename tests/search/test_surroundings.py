@@ -112,7 +112,7 @@ def restart(postgres):
 
 
 @pytest.mark.parametrize("stop, count", [(stall, 2), (restart, 1)])
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_a_server_that_stops_for_a_while(stop, count, postgres, tmp_path):
     killed = Killed(tmp_path, postgres.url, name=f"study {time.time_ns()}", pause=0.05)
     process = in_a_group(lambda: killed.make().run(20, workers=count, progress=True))

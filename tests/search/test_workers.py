@@ -284,7 +284,7 @@ def refused(values):
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_a_sampler_that_looks_at_no_result_measures_the_same_with_several_workers(tmp_path, seed):
     choices = tuple(Choice(f"c{i}", {"1": 1, "2": 2, "3": 3}) for i in range(4))
     space = SearchSpace(choices, infeasible=refused)

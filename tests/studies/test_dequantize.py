@@ -46,6 +46,7 @@ def test_the_loop_is_the_definition(name):
         assert torch.equal(y.nan_to_num(0.0), expected.nan_to_num(0.0))
 
 
+@pytest.mark.long
 def test_decoding_is_exact_and_counted():
     weight = torch.randn(64, 1024)
     found, rows = compare_decoding(weight, "mxint4", **HOW)

@@ -102,6 +102,7 @@ def test_the_command_measures_every_model(tmp_path):
     assert table[0]["decode, times as fast"] == "1 (baseline)"
 
 
+@pytest.mark.long
 def test_caches_are_compared_on_text_that_the_model_writes(model, monkeypatch):
     monkeypatch.setattr(quantized_caches, "JUDGED", 24)
     formats = ("float", "group_integer8", "mxint4/float", "binary")

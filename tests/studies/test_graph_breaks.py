@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
@@ -48,6 +49,7 @@ def test_recompiles_are_found_with_the_call_and_the_guard():
     assert found.recompiles[0].place.line == get_line("def forward(self, x, times=1):")
 
 
+@pytest.mark.long
 def test_nothing_is_left_behind_and_models_compile_whole():
     images = [{"pixel_values": torch.rand(2, 1, 8, 8)}] * 3
     for _ in range(2):

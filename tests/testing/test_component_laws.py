@@ -72,7 +72,7 @@ def test_a_component_obeys_all_laws(check):
     assert check(IntegerClip, "", "", plan_clip).cycles == 30
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(2)
 @needs_tools
 @pytest.mark.parametrize("message", BROKEN)
 def test_a_broken_law_is_named(message, check):

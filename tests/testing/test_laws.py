@@ -140,7 +140,7 @@ def test_a_wrong_call_of_the_check_does_not_accuse_the_pass(name, inputs, messag
         del PASSES["count_analysis_pass"]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["random", "grid", "sensitivity", "tpe", "nsga2"])
 def test_samplers_of_chop_obey(name):
     check_sampler(name)

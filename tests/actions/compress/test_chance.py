@@ -101,7 +101,7 @@ def workload_of(kind, metric=None, scale=1.0):
     return workload
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind, metric", CASES)
 def test_a_model_that_knows_nothing_is_refused_and_one_that_knows_is_not(kind, metric, capsys):
     config = LowerConfig()

@@ -251,6 +251,7 @@ def files_of(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("is_moved", [False, True])
 def test_a_copied_or_moved_folder_is_gone_on_with_where_it_is(is_moved, toy, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

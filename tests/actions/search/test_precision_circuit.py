@@ -105,7 +105,7 @@ def test_what_a_device_has_none_of_is_a_budget_too(tmp_path):
     assert limits == {"lut": 500, "ff": 1800, "bram": 0}  # no circuit takes multipliers
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.long
 @pytest.mark.usefixtures("unpainted")
 @pytest.mark.parametrize("goals", [("kl",), ("kl", "lut")], ids=str)
 def test_mixes_without_a_circuit_fail_and_the_search_goes_on(tmp_path, workload, goals):

@@ -84,6 +84,7 @@ def test_one_option_leaves_nothing_to_choose(tmp_path):
     assert noted["compared"].startswith("The search result equals")
 
 
+@pytest.mark.long
 def test_a_budget_that_only_the_smallest_option_meets(tmp_path):
     result, noted = search(lines(tmp_path), tmp_path, goals=("loss",), budgets={"bits": 3})
     assert noted["choices"]["0.weight"] == "3.mse" and result.best.values["bits"] == 3

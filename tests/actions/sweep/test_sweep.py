@@ -203,6 +203,7 @@ def test_a_full_disk_leaves_no_table_without_its_figures(
     assert read_manifest(tmp_path).state == "failed"
 
 
+@pytest.mark.long
 def test_a_heat_map_has_the_numbered_fractions_and_no_others(tmp_path):
     config = QuantizeSweepConfig(
         model="mlp", out=tmp_path, widths="6:8:2", frac="-2,4,half,auto", qat_epochs=0

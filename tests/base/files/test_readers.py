@@ -5,6 +5,7 @@ from pathlib import Path
 
 import chop
 from chop.base.files.reading import BOUNDS
+from tests.sources import parse_file
 
 SRC = Path(chop.__file__).parent
 OPENING = {
@@ -88,7 +89,7 @@ EXCEPTIONS = {
 
 
 def _calls(module):
-    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+    for node in ast.walk(parse_file(module)):
         if isinstance(node, ast.Call):
             yield node, ast.unparse(node.func)
 

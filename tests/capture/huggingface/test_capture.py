@@ -225,6 +225,7 @@ def encoder_with_loss() -> tuple[nn.Module, nn.Module]:
     return model, capture(model, input_names=["input_ids", "attention_mask", "labels"])
 
 
+@pytest.mark.long
 def test_sequences_longer_than_the_table_are_refused() -> None:
     captured = capture(build("encoder"))
     with pytest.raises(GuardError, match=r"input_ids\.shape\[1\] <= 64 .*modeling_bert\.py:\d+"):

@@ -98,6 +98,7 @@ def test_the_way_out_works(captured, name) -> None:
     }
 
 
+@pytest.mark.long
 def test_a_compiled_graph_drops_and_refuses_the_same() -> None:
     graph = MaseGraph(Classifier().eval(), dummy_in={"input_ids": IDS}).model
     compiled = torch.compile(graph, backend="eager")

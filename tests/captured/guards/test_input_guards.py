@@ -91,7 +91,7 @@ class Masked(nn.Module):
         return self.function(x, mask)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("function", [masked, by_method, attends], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("is_bool", [True, False])
 def test_whole_numbers_for_real_ones_are_refused_where_the_model_asks(

@@ -226,6 +226,7 @@ def test_training_draws_the_dropout_of_the_model() -> None:
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in mg.model.parameters())
 
 
+@pytest.mark.long
 def test_state_dicts_have_the_parameters_of_the_model(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, x = encoder().eval(), tokens(2, 5)
@@ -285,7 +286,7 @@ class Unlike(nn.MultiheadAttention):
 
 
 @pytest.mark.parametrize("kind", ["leaf", "path", "hooks", "own forward", "parametrized"])
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_what_cannot_be_taken_apart_stays_as_it_is(kind: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(Unlike(WIDTH, 2, batch_first=True), encoder_layer()).eval()

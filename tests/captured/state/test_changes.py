@@ -106,7 +106,7 @@ def test_what_changes_the_model_is_followed_or_said(changes: Namespace, name: st
 
 
 @pytest.mark.parametrize("name", UNREAD)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 def test_what_the_model_does_not_read_is_not_said(changes: Namespace, name: str) -> None:
     model, graph, x = captured(changes, changes.reads_much)
     twin = copy.deepcopy(graph)

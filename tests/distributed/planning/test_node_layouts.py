@@ -85,6 +85,7 @@ def test_attention_is_cut_by_heads_and_by_samples():
     assert layouts(Attention(), HEADS, 4, name) == alone - {"S1 S1 S1 |  -> S1"}  # six heads
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("shape", "by_samples", "by_heads"),
     [((4, 1, 8, 8), "S0", "R"), ((4, 6, 8, 8), "S0", "S1"), ((8, 8), "R", "R")],
@@ -170,7 +171,7 @@ def nets() -> dict[str, tuple[nn.Module, dict[str, torch.Tensor], str]]:
     ("name", "count", "failing"),
     [("linear", 24, 8), ("norm", 8, 0), ("table", 15, 0), ("attention", 8, 0)],
 )
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_layouts_on_two_axes_are_products_of_those_along_each(name: str, count: int, failing: int):
     """Where sizes do not divide by four there is no product.
 

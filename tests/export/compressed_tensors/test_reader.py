@@ -44,7 +44,7 @@ def by_hand(folder, bits=4, scale_dtype=torch.bfloat16, words_of=bits_in_words, 
     return write_folder(folder, settings, integers(bits, 16, scale_dtype, is_symmetric, words_of))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("bits", "dtype"), [(4, torch.bfloat16), (8, torch.float16), (3, None)])
 def test_folders_of_others_keep_every_code(bits, dtype, tmp_path):
     values = by_hand(tmp_path, bits, dtype or torch.float32)

@@ -53,7 +53,7 @@ def weights(model):
 
 
 @pytest.mark.parametrize("text", FORMATS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_weights_and_logits_are_equal_by_the_library_and_by_us(text, tmp_path):
     layout, name = FORMATS[text]
     mg = quantized(captured("Llama"), {"linear": text})
@@ -175,7 +175,7 @@ def test_nvfp4_differs_by_the_library_s_bfloat16(tmp_path, caplog):
         ("GPT2", {"weight": "mxint:width=8"}, r"stores weights as \(inputs, outputs\)"),
     ],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_what_it_cannot_hold_is_listed_before_anything_is_written(model, config, reason, tmp_path):
     from chop.formats import parse_format_string
 
@@ -194,6 +194,7 @@ def test_what_it_cannot_hold_is_listed_before_anything_is_written(model, config,
     assert not (tmp_path / "folder").exists()
 
 
+@pytest.mark.long
 def test_scales_that_do_not_fit_the_model_s_dtype(tmp_path):
     model = decoder("Llama")
     model.lm_head.weight.data[3] *= 2.0**-30

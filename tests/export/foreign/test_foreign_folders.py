@@ -82,7 +82,7 @@ READ = {
 }
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("is_float", [False, True], ids=["codes", "floats"])
 @pytest.mark.parametrize("name", READ)
 def test_settings_leave_a_layer_what_its_tensors_are(name, is_float, tmp_path):
@@ -133,7 +133,7 @@ NAMED = {
 }
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", NAMED)
 def test_tensors_without_a_use_are_named(name, tmp_path):
     write_folder(tmp_path, packed(), INTEGERS)

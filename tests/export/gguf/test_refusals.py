@@ -35,7 +35,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("fmt", REFUSED)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_formats_are_refused_by_module(fmt, tmp_path):
     mg = quantized(captured("llama"), fmt)
     refused(mg, tmp_path, f"gguf cannot store [18] module.*{REFUSED[fmt]}.*mxint:width=8")
@@ -126,5 +126,6 @@ def test_nothing_is_written_of_such_a_model(tmp_path):
     refused(quantized(captured(kind, **changes)), tmp_path, match)
 
 
+@pytest.mark.long
 def test_a_model_without_a_head_is_refused(tmp_path):
     refused(quantized(language_model("llama").model), tmp_path, "with a head, got a LlamaModel")

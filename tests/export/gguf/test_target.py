@@ -396,6 +396,7 @@ def test_scaled_rotary_embeddings_are_written(rope, tmp_path):
         assert divisors.unique().numel() > 2
 
 
+@pytest.mark.long
 def test_lowest_values_that_move_are_told(tmp_path):
     mg = quantized(captured("llama"), "group_affine:width=4:group_size=32")
     info = TARGET.write(mg, tmp_path / "model.gguf")

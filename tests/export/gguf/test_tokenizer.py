@@ -87,7 +87,7 @@ def test_the_way_texts_are_split_is_named(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", OF_LLAMA_CPP)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_the_way_texts_are_split_is_read(name, tmp_path):
     mg = quantized(captured("llama"))
     tokenizer = byte_level()

@@ -51,7 +51,7 @@ CASES = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", CASES)
 def test_folders_keep_every_code(case, tmp_path):
     of_folder, parts, width = CASES[case]

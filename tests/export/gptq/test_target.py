@@ -51,7 +51,7 @@ def dense(tensors, path, bits, group):
 
 
 @pytest.mark.parametrize("text", FORMATS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_folders_hold_every_value(text, tmp_path):
     bits, group = FORMATS[text]
     mg = quantized(captured("Llama"), {"linear": text})

@@ -119,7 +119,7 @@ def test_a_file_that_would_lose_state_is_refused(cls, tmp_path):
         torch.testing.assert_close(x, before[name], rtol=0, atol=0)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.long
 @pytest.mark.parametrize("cls", [Scratch, Calls])
 def test_a_buffer_without_a_past_is_exported(cls, tmp_path):
     mg = captured(cls)

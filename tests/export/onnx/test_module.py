@@ -142,6 +142,7 @@ def _cast(mg):
     return mg
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", GRAPHS)
 def test_graphs_that_it_cannot_compute_are_refused(case):
     text, make = GRAPHS[case]

@@ -105,6 +105,7 @@ def test_a_design_that_moves_beats_far_too_slowly_is_given_up(tmp_path, monkeypa
     assert found.problems[0].startswith("timeout in cycle 50, ") and not found.passed
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("simulator", SIMULATORS)
 def test_a_project_that_hangs_is_given_up_in_a_cycle_that_is_told(tmp_path, simulator):
     found = run(tmp_path, "hang", simulator=simulator)

@@ -35,6 +35,7 @@ def test_of_instances_the_most_frequent_is_placed_and_of_several_the_largest(clo
     ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.tools("verilator", "yosys")
 @pytest.mark.parametrize(
     ("module", "parameters", "memories", "ports"),

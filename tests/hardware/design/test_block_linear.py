@@ -76,6 +76,7 @@ def test_weights_that_were_rounded_once_more_have_wide_products():
     assert check(operator, entered, profiles=("none",)).module == ""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("inputs", [40])
 def test_a_layer_in_mxint_from_the_model_to_the_circuit(inputs, tmp_path):
     number_format = {"config": {"name": "mxint", "width": 8}}

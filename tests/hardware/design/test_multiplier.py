@@ -80,7 +80,7 @@ def test_a_product_is_that_of_the_simulator(widths, narrow, is_soft, tmp_path):
     ("weights", "fold"),
     [((-128, 127), 3 * 6), ((-8, 7), 3 * 48), ((-2, 1), 3), ((0, 2**11), 3 * 12)],
 )
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_a_layer_with_products_of_lookup_tables(weights, fold):
     plan = check(layer(6, 8, weights=weights), drawn(EDGE, 3, 8), fold=fold, is_soft=True)
     assert plan.resources.is_soft and plan.parameters["SOFT"] > 0

@@ -177,6 +177,7 @@ def test_a_device_with_too_few_multipliers_for_one_lane_has_products_of_lookup_t
     assert found.interval == fold_for(mg, device(dsp=0, lut=20_000)).interval
 
 
+@pytest.mark.long
 def test_constants_reach_an_interval_of_one_cycle_without_multipliers():
     found = fold_for(integers("chain"), device(dsp=2))
     assert found.interval == 1 and found.usage.dsp == 0 and not found.soft

@@ -142,6 +142,7 @@ ACROSS = MXInt(8, block_dim=0)
 """Blocks of several samples have none."""
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("fmt", [FLOATS, ACROSS], ids=str)
 def test_a_format_without_a_circuit_everywhere_is_told_and_others_are_searched(fmt):
     forget_notices()
@@ -161,6 +162,7 @@ def test_a_format_without_a_circuit_everywhere_is_told_and_others_are_searched(f
         assert begun and all(costs_if_any(found, each) for each in begun.values())
 
 
+@pytest.mark.long
 def test_only_where_no_mix_has_a_circuit_the_search_is_refused(monkeypatch):
     with pytest.raises(
         ConfigError, match=r"no combination .* circuit: first\.data_in in minifloat"

@@ -227,7 +227,7 @@ def test_a_decoder_is_ranked_once_for_several_sizes():
         assert torch.equal(logits(again.model), logits(alone.model))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", HIDDEN)
 def test_parameters_are_counted_without_a_model(name):
     model = decoder(name)

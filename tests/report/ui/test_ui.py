@@ -236,6 +236,7 @@ def test_a_running_sweep_shows_its_points(root, ask):
     assert "accuracy" in text and "rows" not in text
 
 
+@pytest.mark.long
 def test_five_hundred_runs_are_listed_within_a_second(root):
     manifest = (root / "first" / "manifest.json").read_text()
     for number in range(500):

@@ -185,6 +185,7 @@ def test_what_cannot_be_compared_is_not_found(query, ask):
     assert ask(f"/compare?{query}")[0] == 404
 
 
+@pytest.mark.long
 def test_files_of_compared_runs_are_read_within_bounds(root, ask, tmp_path, monkeypatch):
     (tmp_path / "secret").write_text('{"title": "secret"}')
     for make in (

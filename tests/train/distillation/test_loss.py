@@ -156,7 +156,7 @@ UNLABELED = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", UNLABELED)
 def test_rows_without_labels_learn_from_the_teacher(kind):
     goal = net()
