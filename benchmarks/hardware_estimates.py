@@ -243,18 +243,19 @@ def count(design: Design, family: str, journal: Journal) -> dict[str, int]:
             folder = Path(name)
             write_design(design, folder)
             is_ecp5 = family == "ecp5"
-            found = _count_ecp5(folder) if is_ecp5 else _count_xc7(design, folder, family)
+            sources = sorted(folder.glob("rtl/*.sv"))
+            found = count_ecp5(folder, sources) if is_ecp5 else _count_xc7(design, folder, family)
         known = journal.add({"family": family, "design": digest}, found)
     return known
 
 
-def _count_ecp5(folder: Path) -> dict[str, int]:
-    sources = sorted(path.relative_to(folder) for path in folder.glob("rtl/*.sv"))
-    script = f"{read_command(sources)}; synth_ecp5 -top top -json netlist.json"
+def count_ecp5(folder: Path, sources: Sequence[Path], top: str = "top") -> dict[str, int]:
+    """Returns the resources that Yosys' `synth_ecp5` counts of Verilog files."""
+    script = f"{read_command(sources)}; synth_ecp5 -top {top} -json netlist.json"
     run([tool_path("yosys"), "-q", "-p", script], folder, SECONDS).check_returncode()
     netlist = json.loads((folder / "netlist.json").read_bytes())
-    absorb_registers(netlist, "top")
-    cells = Counter(cell["type"] for cell in netlist["modules"]["top"]["cells"].values())
+    absorb_registers(netlist, top)
+    cells = Counter(cell["type"] for cell in netlist["modules"][top]["cells"].values())
     return {
         name: sum(units * cells[kind] for kind, units in kinds.items())
         for name, kinds in CELLS.items()

@@ -6,7 +6,12 @@ weights and 6-bit activations. The weights are drawn, so only circuits are compa
 Every result is simulated in Verilator under each stall profile, and resources are counted by Yosys'
 `synth_ecp5` beside the estimate.
 
-python benchmarks/jet_tagger.py [--bits 6] [--samples 50] [--clock-mhz 200] [--out FOLDER]
+With `--da4ml PYTHON`, da4ml in an environment of its own (`pip install da4ml`) makes a pipeline of
+the same weights and formats, with two adders between registers, which Yosys counts, too. da4ml
+rounds ties up and the circuit rounds them to even.
+
+python benchmarks/jet_tagger.py [--bits 6] [--samples 50] [--clock-mhz 200] [--da4ml PYTHON]
+    [--out FOLDER]
 
 Writes `FOLDER/table.md`. A count is kept by the digest of the sources.
 """
@@ -15,11 +20,14 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
-from hardware_estimates import count, layer_graph
+from hardware_estimates import count, count_ecp5, layer_graph
 from torch import nn
 
 from chop.base.files import write_text
@@ -37,9 +45,31 @@ from chop.hardware.design.design import Design
 from chop.hardware.design.emit import emit
 from chop.integer.golden import golden_values
 from chop.ir.graph import MaseGraph
+from chop.nn.integer import IntegerLinear
 from chop.runs.journal import Journal
 
 SIZES = (16, 64, 32, 32, 5)
+
+
+DA4ML = """
+import sys
+import numpy as np
+from da4ml.codegen import RTLModel
+from da4ml.trace import FixedVariableArrayInput, HWConfig, comb_trace
+from da4ml.trace.ops import quantize, relu
+from da4ml.trace.pipeline import to_pipeline
+
+layers, bits = np.load("layers.npz"), int(sys.argv[1])
+x = FixedVariableArrayInput(len(layers["w0"][0]), hwconf=HWConfig(1, -1, -1))
+y = quantize(x, 1, bits - 3, 2)
+for number in range(len(layers) // 2):
+    if number:
+        y = relu(quantize(y, 1, bits - 3, 2, "SAT", "RND"))
+    y = y @ layers[f"w{number}"].T + layers[f"b{number}"]
+pipeline = to_pipeline(comb_trace(x, y), 2, retiming=False)
+RTLModel(pipeline, "jet", "project", "verilog").write()
+print(len(pipeline[0]))
+"""
 
 
 class JetTagger(nn.Sequential):
@@ -60,11 +90,12 @@ def main() -> None:
     parser.add_argument("--bits", type=int, default=6, help="bits of weights and activations")
     parser.add_argument("--samples", type=int, default=50, help="simulated under each profile")
     parser.add_argument("--clock-mhz", type=float, default=200)
+    parser.add_argument("--da4ml", help="a Python that has da4ml, for its circuit beside")
     parser.add_argument("--out", type=Path, default=Path("runs/jet-tagger"))
     given = parser.parse_args()
     mg = graph(given.bits)
     design = emit(mg, 1)
-    latency, equal = simulated(mg, design, given.samples)
+    latency, equal = simulated(mg, design, {"input": torch.randn(given.samples, SIZES[0])})
     row = {
         "weights (bits)": given.bits,
         "interval": design.interval,
@@ -81,6 +112,8 @@ def main() -> None:
         row[f"{name} estimated"] = f"{getattr(usage, name):,}"
     print(row)
     write_text(given.out / "table.md", markdown_table([row]) + "\n")
+    if given.da4ml:
+        print(count_da4ml(given.da4ml, mg, given.bits))
 
 
 def graph(bits: int) -> MaseGraph:
@@ -89,19 +122,40 @@ def graph(bits: int) -> MaseGraph:
     return layer_graph(JetTagger, SIZES[:1], formats)
 
 
-def simulated(mg: MaseGraph, design: Design, samples: int) -> tuple[int, str]:
+def simulated(mg: MaseGraph, design: Design, batch: dict[str, Any]) -> tuple[int, str]:
     """Returns the latency in cycles, and how many results equal those of the integer graph."""
-    batch: dict[str, Any] = {"input": torch.randn(samples, SIZES[0])}
     project, golden = describe_project(design), golden_values(mg, batch)
     codes = get_codes(project, golden)
-    with scratch_folder("jet-tagger") as folder:
+    (samples,) = {len(rows) for rows in batch.values()}
+    with scratch_folder("circuit") as folder:
         write_circuit(design, codes, folder)
         runs = [
             run_check(folder, project, codes, Check("verilator", profile, samples, 1))
             for profile in PROFILES
         ]
-    whole = samples * SIZES[-1] * len(runs)
-    return runs[0].latency or 0, f"{sum(run.equal for run in runs):,} of {whole:,}"
+    outputs = [port.name for port in project.ports if not port.is_input]
+    equal = sum(run.equal for run in runs)
+    whole = len(runs) * sum(math.prod(codes[name].shape) for name in outputs)
+    return runs[0].latency or 0, f"{equal:,} of {whole:,}"
+
+
+def count_da4ml(python: str, mg: MaseGraph, bits: int) -> dict[str, int]:
+    """Returns stages, lookup tables and flip-flops of da4ml's pipeline of the same layers."""
+    layers = [module for module in mg.modules.values() if isinstance(module, IntegerLinear)]
+    arrays: dict[str, Any] = {}
+    for number, layer in enumerate(layers):
+        # Inputs have steps of 1/4, as `graph` chooses.
+        arrays[f"w{number}"] = layer.weight.double().numpy() * layer.out_step * 4
+        arrays[f"b{number}"] = layer.bias.double().numpy() * layer.out_step
+    with scratch_folder("da4ml") as folder:
+        numpy.savez(folder / "layers.npz", **arrays)
+        command = [python, "-c", DA4ML, str(bits)]
+        made = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
+        source = folder / "project" / "src"
+        names = [*source.glob("jet*.v"), *(source / "static").glob("*.v")]
+        kept = [name for name in names if name.stem not in ("jet_wrapper", "lookup_table")]
+        counted = count_ecp5(folder, kept, "jet")
+    return {"stages": int(made.stdout.split()[-1]), "lut": counted["lut"], "ff": counted["ff"]}
 
 
 if __name__ == "__main__":
