@@ -20,6 +20,7 @@ BLOCK = re.compile(
 )
 SET_UP = ("pip install ", "apt-get install ", "make ", "python3 -m venv ", ". .venv/bin/activate")
 COURSE, DOCS, HERE = "tests/test_course.py", "tests/test_docs.py", "tests/test_docs_blocks.py"
+LITEX = "tests/hardware/test_litex.py"
 RUN = "tests/test_docs_outputs.py"
 ENTRY_POINTS = ("how-to/a-package-of-your-own", '[project.entry-points."chop.formats"]')
 TESTED = {
@@ -28,6 +29,10 @@ TESTED = {
     ENTRY_POINTS: HERE,
     ("guide/circuit", "iverilog -g2012 -s testbench"): DOCS,
     ("guide/circuit-testbench", "iverilog -g2012 -s bench"): DOCS,
+    ("guide/circuit", "python examples/litex/soc.py runs/emit"): LITEX,
+    ("guide/circuit-soc", "python examples/litex/soc.py runs/emit\n"): LITEX,
+    ("guide/circuit-soc", "python examples/litex/soc.py runs/emit --target"): LITEX,
+    ("guide/circuit-soc", "sample 0, fc3: class 7"): LITEX,
     (
         "guide/circuit-dot-products",
         "python benchmarks/dot_products.py",

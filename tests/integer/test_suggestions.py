@@ -102,7 +102,7 @@ def test_rewrites_compute_what_they_replace():
 @pytest.mark.parametrize(
     "refused, way",
     [
-        (lambda m, h: h.exp(), "under 'Components' in docs/guide/circuit.md"),
+        (lambda m, h: h.exp(), "under 'Components' in docs/guide/circuit-operators.md"),
         (lambda m, h: m.lstm(h[None])[0][0], "write the gates as linear layers"),
         (lambda m, h: m.gru(h[None])[0][0], "write the gates as linear layers"),
         (lambda m, h: h.sort(-1)[0], "return the scores, and sort them in the program"),

@@ -20,7 +20,7 @@ UNFORMATTED = (
     "set a format for the remaining float operators with the key 'missing', such as '8.auto'"
 )
 REST = (
-    "use the operators under 'Components' in docs/guide/circuit.md instead, or leave "
+    "use the operators under 'Components' in docs/guide/circuit-operators.md instead, or leave "
     "operators after the last layer to the program that reads its results"
 )
 ROUNDED_AHEAD = (

@@ -11,13 +11,14 @@ import pytest
 from chop.actions.emit.job import _pins_sentence
 from chop.actions.emit.settings import EmitConfig
 from chop.errors import ConfigError
-from chop.hardware.check.project import Project
+from chop.hardware.check.project import PortCodes, Project
 from chop.hardware.costs import board, place
 from chop.hardware.design.plan import RTL
 from chop.hardware.design.port import Port
 
 PORTS = (Port("data_in_0", 2, 5, 1, True), Port("data_out_0", 2, 5, 1, False))
-PROJECT = Project("chop_skid", PORTS, (), 1, {})
+CODES = PortCodes("x", 0.25, -16, 15, 1, (2,), (0, 1))
+PROJECT = Project("chop_skid", PORTS, (), 1, {port.name: CODES for port in PORTS})
 WRAPPED = replace(PROJECT, wrapper="chop_skid_axis")
 NAMES = [
     "clk_i",

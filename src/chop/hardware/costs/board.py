@@ -1,4 +1,4 @@
-"""Files for a board: pin constraints, clock constraints, and scripts for synthesis tools."""
+"""Files for a board: pin constraints, clock constraints, synthesis scripts, and a C header."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from chop.base.files.reading import read_text
 from chop.errors import ConfigError
 from chop.hardware.check.project import BOARD, Project, list_sources
 from chop.hardware.costs.devices import DEVICES, LARGE_CELLS, Router
+from chop.hardware.design.interface import shape_text
 from chop.hardware.templates import render
 
 SCRIPTS = ("Makefile", "vivado.tcl", "quartus.tcl")
+HEADER = "chop_circuit.h"
+"""C header with the sizes of the ports, for a driver."""
 CLOCKS = ("xdc", "sdc", "lpf")
 """Suffixes of the clock constraints, `TOP.SUFFIX`."""
 _LOCATED = {
@@ -96,8 +99,8 @@ def write_board(
 ) -> None:
     """Writes the folder `BOARD` of a project.
 
-    It has clock constraints, scripts for Vivado, Quartus, and Yosys with nextpnr, and an example of
-    pin constraints for each family that nextpnr supports.
+    It has clock constraints, scripts for Vivado, Quartus, and Yosys with nextpnr, an example of pin
+    constraints for each family that nextpnr supports, and a C header for drivers.
 
     Args:
         folder: project folder with its sources and memories.
@@ -139,8 +142,19 @@ def write_board(
             f"pins.{suffix}.example", top=top, devices=", ".join(names), pins=pin_names(project)
         )
         write_text(board / f"pins.{suffix}.example", text)
+    write_text(board / HEADER, _describe_ports(project))
     if pins is not None:
         write_text(board / f"pins{pins.suffix}", _read_pins(pins))
+
+
+def _describe_ports(project: Project) -> str:
+    """Returns the C header of a project's ports."""
+    ports = []
+    for port in project.ports:
+        codes = project.codes[port.name]
+        order = sorted(range(len(codes.positions)), key=codes.positions.__getitem__)
+        ports.append((port, codes, [] if order == sorted(order) else order))
+    return render(HEADER, top=project.outermost, ports=ports, shape_text=shape_text)
 
 
 def _read_pins(path: Path) -> str:
