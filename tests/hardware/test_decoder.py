@@ -6,8 +6,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from chop import MaseGraph, passes
 from chop.actions.emit.job import emit
+from chop.actions.emit.lower import lower_workload
 from chop.actions.emit.settings import EmitConfig
+from chop.workloads.load import workload_for
 from tests.hardware.bench import check_graph
+from tests.integer.test_decoding import learned, llama, tokens
+from tests.integer.test_decoding import lowered as decoded
 
 pytestmark = pytest.mark.tools("verilator", "iverilog", "yosys")
 LENGTH, WORDS, ROWS, STORIES = 4, 9, 3, 100
@@ -39,6 +43,19 @@ def test_a_whole_decoder_of_one_layer_equals_the_integer_graph(tmp_path):
     assert abs(interval - design.interval) <= 0.03 * design.interval
 
 
+@pytest.mark.parametrize(
+    ("made", "fold"), [(learned, 40), pytest.param(llama, 64, marks=pytest.mark.long)]
+)
+def test_a_decoder_token_by_token_equals_the_integer_graph(made, fold, tmp_path):
+    mg, batch = made()
+    step, _ = decoded(mg, batch, internal_bits="small")
+    design, outputs, interval, latency = check_graph(step, tokens(batch), fold, tmp_path)
+    assert [part.module for part in design.netlist.instances].count("chop_cache") == 2
+    assert outputs.shape == (18, 1, 11)
+    assert abs(interval - design.interval) <= 0.03 * design.interval
+    assert latency <= design.connections.schedule.latency(design.netlist)
+
+
 @pytest.mark.long
 def test_gpt_tiny_equals_the_integer_graph_on_stories(tmp_path):
     config = EmitConfig(
@@ -56,3 +73,23 @@ def test_gpt_tiny_equals_the_integer_graph_on_stories(tmp_path):
     outputs = STORIES * 16 * 365
     assert [(row["simulator"], row["equal"]) for row in rows] == [("verilator", outputs)] * 4
     assert abs(rows[0]["interval"] - result["interval"]) <= 0.03 * result["interval"]
+
+
+@pytest.mark.long
+def test_gpt_tiny_token_by_token_generates_what_the_integer_graph_does(tmp_path):
+    """The circuit reads each token that it has chosen before; all prefixes are one sequence."""
+    config = EmitConfig(model="gpt-tiny", max_length=32, calibration_rows=64, decode=True)
+    lowering = lower_workload(workload_for(config, None), config, 1)
+    whole, _ = passes.lower_to_integer_transform_pass(
+        lowering.quantized, {"batches": [lowering.whole]}
+    )
+    text = torch.full((1, 33), lowering.integer.model.config.bos_token_id)
+    for place in range(32):
+        inputs = {"input_ids": text[:, :32], "attention_mask": torch.ones_like(text[:, :32])}
+        text[0, place + 1] = whole.model(**inputs).logits[0, place].argmax()
+    steps = {"input_ids": text[0, :32, None], "start": lowering.batch["start"]}
+    _, outputs, interval, _ = check_graph(
+        lowering.integer, steps, 24_000, tmp_path, simulator="verilator"
+    )
+    assert torch.equal(outputs.argmax(-1).flatten(), text[0, 1:])
+    assert text.unique().numel() > 8 and interval < 24_000

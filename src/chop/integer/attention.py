@@ -32,7 +32,9 @@ def lower_attention(
     """
     call = inspect.signature(module.forward).bind(*node.args, **node.kwargs)
     call.apply_defaults()
-    values = lowering.folded.values
+    # A step has the settings and sizes of whole sequences.
+    folded = lowering.folded if lowering.decoder is None else lowering.decoder.whole
+    values = folded.values
     given: dict[str, Any] = {
         name: values[given] if isinstance(given, fx.Node) and name in SETTINGS else given
         for name, given in call.arguments.items()
@@ -42,11 +44,11 @@ def lower_attention(
     query, key, value = given["query"], given["key"], given["value"]
     groups = lowering.folded.shape(query)[-3] // lowering.folded.shape(key)[-3]
     groups = groups if given["enable_gqa"] else 1
-    sizes = lowering.folded.shape(query)[-2], lowering.folded.shape(key)[-2]
+    sizes = folded.shape(query)[-2], folded.shape(key)[-2]
     mask = lowering.visible_keys(node, given["attn_mask"], given["is_causal"], sizes)
     scores = _scores(lowering, node, module, query, key, groups, given["scale"], mask)
     weights = _weights(lowering, node, module, scores, mask, sizes[1])
-    return _context(lowering, node, module, weights, value, groups)
+    return _context(lowering, node, module, weights, value, groups, sizes[1])
 
 
 def _required(lowering: GraphLowering, operator: QuantizedOperator, operand: str) -> AnyGrid:
@@ -65,7 +67,7 @@ def _transposed(
     lowering: GraphLowering, node: fx.Node, key: fx.Node, grid: AnyGrid, groups: int
 ) -> Codes:
     """Returns the transposed keys, the second factor of the product."""
-    keys = lowering.coded(key, grid)
+    keys = lowering.cached(node, key, grid, "_keys")
     repeated = _repeated(lowering, node, keys, groups)
     return Codes(lowering.builder.call_method(node, "transpose", repeated, -2, -1), keys.edge)
 
@@ -139,9 +141,9 @@ def _context(
     weights: Codes,
     value: fx.Node,
     groups: int,
+    keys: int,
 ) -> Codes:
-    v = lowering.coded(value, _required(lowering, module.context, "data_in"))
-    keys = lowering.folded.shape(value)[-2]
+    v = lowering.cached(node, value, _required(lowering, module.context, "data_in"), "_values")
     operator = IntegerMatmul(weights.proven, v.proven, keys)
     repeated = Codes(_repeated(lowering, node, v, groups), None)
     codes = lowering.call(node, operator, (weights, repeated), "_context")

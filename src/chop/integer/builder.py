@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from chop.captured.guards.shape_guards import ShapeGuard
+from chop.captured.guards.shape_guards import ShapeGuard, compile_guard
 from chop.captured.module_tree import Scope
 from chop.captured.specs import TensorSpec
 from chop.ir.graph import MaseGraph
@@ -100,6 +100,24 @@ class GraphBuilder:
         model.__dict__.pop("_compiled_guards", None)
         self._mg.fx_graph = self.graph
         model.eval()
+
+    def drop_unread_inputs(self) -> list[str]:
+        """Removes the inputs without readers, and conditions on their sizes.
+
+        Returns: the names of the other inputs.
+        """
+        nodes = [node for node in self.graph.nodes if node.op == "placeholder"]
+        unread = {str(node.target): node for node in nodes if not node.users}
+        record = self._mg.model.record
+        for name, node in unread.items():
+            self.graph.erase_node(node)
+            del record.example_inputs[name]
+        record.guards = [
+            guard
+            for guard in record.guards
+            if unread.keys().isdisjoint(compile_guard(guard).co_names)
+        ]
+        return [str(node.target) for node in nodes if str(node.target) not in unread]
 
     def note_examples(self, example: Mapping[str, Any]) -> None:
         """Records an example of the graph's inputs."""

@@ -159,7 +159,10 @@ def accuracy(mg: MaseGraph, batches: Iterable[Mapping[str, Any]]) -> float | Non
 
 
 def compare_outputs(
-    integer: MaseGraph, quantized: MaseGraph, batch: Mapping[str, Any]
+    integer: MaseGraph,
+    quantized: MaseGraph,
+    batch: Mapping[str, Any],
+    whole: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Compares the real outputs of an integer graph with those of the quantized graph.
 
@@ -167,13 +170,15 @@ def compare_outputs(
         integer: the integer graph.
         quantized: the graph from which it was lowered.
         batch: inputs by name; extra entries are ignored.
+        whole: inputs of the quantized graph, if the integer graph is a step of a decoder.
     Returns: the number of compared `outputs`, the number of `different` ones, and the `largest`
         difference.
     """
     compared = different = 0
     largest = 0.0
-    for mine, other in zip(_outputs(integer, batch), _outputs(quantized, batch), strict=True):
-        distance = (mine - other).abs()
+    expected = _outputs(quantized, batch if whole is None else whole)
+    for mine, other in zip(_outputs(integer, batch), expected, strict=True):
+        distance = (mine - other.reshape(mine.shape)).abs()
         compared += distance.numel()
         different += int((distance != 0).sum())
         largest = max(largest, float(distance.max()))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from chop.errors import ConfigError
 from chop.integer.attention import lower_attention
+from chop.integer.decoding import START, DecoderStep, add_start, token_steps
 from chop.integer.folding import Folded, drop_empty_fills, fold
 from chop.integer.grids import Grids
 from chop.integer.lowering import GraphLowering
@@ -60,12 +61,58 @@ def lower(
         ConfigError: if operators or formats have no integer form (the message lists all of them),
             modules have forward hooks, or written memory is read under another name.
     """
+    example = _checked_inputs(mg, example)
+    folded = _folded(mg, example, grids)
+    lowering = GraphLowering(mg, folded, grids, options, lower_attention)
+    return _lowered(lowering, example, is_run)
+
+
+def lower_step(
+    mg: MaseGraph, example: Mapping[str, Any], grids: Grids, options: IntegerOptions
+) -> Lowered:
+    """Lowers one step of a quantized decoder to integers, see `chop.integer.decoding`.
+
+    Args:
+        mg: as in `lower`.
+        example: whole sequences by name, integers (sequences, tokens). The cache has room for as
+            many tokens.
+        grids: as in `lower`.
+        options: as in `lower`.
+    Raises:
+        ConfigError: as `lower`, or if the model is not a decoder that reads earlier tokens by
+            causal attention only.
+    """
+    example = _checked_inputs(mg, example)
+    if grids.windows:
+        raise ConfigError(
+            f"{WHERE}: decode: expected formats with one fixed scale per tensor, such as integer "
+            "or scale_integer, got blocks with shared exponents; choose another format."
+        )
+    try:
+        steps = token_steps(example)
+    except ConfigError as error:
+        raise ConfigError(f"{WHERE}: {error}") from error
+    start = add_start(mg, steps)
+    (tokens, *_) = example.values()
+    whole = _folded(mg, {**example, START: steps[START].view(tokens.shape)}, grids)
+    decoder = DecoderStep(whole, tokens.size(1), start)
+    lowering = GraphLowering(mg, fold(mg, steps), grids, options, lower_attention, decoder)
+    return _lowered(lowering, steps, is_run=False)
+
+
+def _checked_inputs(mg: MaseGraph, example: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the inputs that the graph has, after checks of the graph."""
     if any(isinstance(module, Encode | Decode) for module in mg.model.modules()):
         raise ConfigError(f"{WHERE}: the graph is an integer graph already; use it as it is.")
     refuse_hooks(hooked_modules(mg), WHERE, "an integer graph")
     inputs = {str(node.target) for node in mg.nodes if node.op == "placeholder"}
     example = {name: value for name, value in example.items() if name in inputs}
     refuse_nested(example, WHERE)
+    return example
+
+
+def _folded(mg: MaseGraph, example: Mapping[str, Any], grids: Grids) -> Folded:
+    """Returns the values of a graph without writes, all of whose operators have integer forms."""
     folded = fold(mg, example)
     try:
         folded = fold(mg, example) if thread_writes(mg, folded) else folded
@@ -77,13 +124,20 @@ def lower(
         missing = [refusal.text for refusal in refused]
         suggestion = "; ".join(suggest_changes(mg, refused))
         raise ConfigError(missing_forms(WHERE, "there is no integer form", missing, suggestion))
-    lowering = GraphLowering(mg, folded, grids, options, lower_attention)
+    return folded
+
+
+def _lowered(lowering: GraphLowering, example: Mapping[str, Any], is_run: bool) -> Lowered:
+    """Builds the integer graph, and puts it in place of the quantized one."""
+    mg = lowering.mg
     try:
         lowering.run()
     except ConfigError as error:
         raise ConfigError(f"{WHERE}: {error}") from error
+    read = set(lowering.builder.drop_unread_inputs()) if lowering.decoder else set(example)
+    example = {name: value for name, value in example.items() if name in read}
     lowering.builder.note_examples(example)
-    lowering.builder.install(_fixed_sizes(example, folded), WHERE)
+    lowering.builder.install(_fixed_sizes(example, lowering.folded), WHERE)
     for node in mg.nodes:
         node.meta["mase"] = MaseMetadata(node)
     annotate(mg, example, with_values=is_run)

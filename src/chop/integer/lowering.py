@@ -8,6 +8,7 @@ computed.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -58,6 +59,54 @@ LowerAttention = Callable[["GraphLowering", fx.Node, QuantScaledDotProductAttent
 """Lowers an attention node with its module; returns the codes of its result."""
 
 
+class PositionParts(ABC):
+    """Lowering of the parts of a decoder's step that depend on the position of its token.
+
+    Attributes:
+        whole: values of the graph on whole sequences.
+        start: input of the graph that marks the first token of a sequence.
+    """
+
+    whole: Folded
+    start: fx.Node
+
+    @abstractmethod
+    def begin(self, lowering: GraphLowering, start: fx.Node) -> None:
+        """Adds the position counter, which reads the new node of `start`."""
+
+    @abstractmethod
+    def past_keys(self, mask: Any, is_causal: bool) -> fx.Node:
+        """Returns the boolean mask of the tokens up to the position, (tokens, 1, 1, keys).
+
+        Args:
+            mask: mask argument of the attention, a node or None.
+            is_causal: argument of the attention.
+        Raises:
+            ConfigError: unless the attention of whole sequences is causal.
+        """
+
+    @abstractmethod
+    def cached(self, node: fx.Node, source: fx.Node, grid: AnyGrid, suffix: str) -> Codes:
+        """Returns the keys or values of an attention up to the position, from a cache.
+
+        Args:
+            node: the attention.
+            source: its keys or values.
+            grid: grid of the reader.
+            suffix: suffix of the cache's name.
+        Raises:
+            ConfigError: if they are not those of the tokens that the graph reads.
+        """
+
+    @abstractmethod
+    def table(self, node: fx.Node, grid: Grid, suffix: str) -> Codes | None:
+        """Returns the row of a constant at the position; None if it does not depend on it.
+
+        Raises:
+            ConfigError: if it depends on the length of a sequence in another way.
+        """
+
+
 class GraphLowering:
     """Builds an integer graph on demand.
 
@@ -67,6 +116,7 @@ class GraphLowering:
         grids: grids of its operands.
         options: widths inside operators.
         lower_attention: lowers an attention, which takes several steps.
+        decoder: parts of a step, if `folded` has the values of one step of a decoder.
     """
 
     def __init__(
@@ -76,9 +126,11 @@ class GraphLowering:
         grids: Grids,
         options: IntegerOptions,
         lower_attention: LowerAttention,
+        decoder: PositionParts | None = None,
     ) -> None:
         self.mg, self.folded, self.grids, self.options = mg, folded, grids, options
         self._lower_attention = lower_attention
+        self.decoder = decoder
         self.builder = GraphBuilder(mg)
         self.steps: list[Step] = []
         self._steps_by_node: dict[fx.Node, Step] = {}
@@ -92,6 +144,8 @@ class GraphLowering:
         for node in self.mg.nodes:
             if node.op == "placeholder":
                 self._inputs[node] = self.builder.placeholder(node)
+        if self.decoder is not None:
+            self.decoder.begin(self, self._inputs[self.decoder.start])
         (output,) = (node for node in self.mg.nodes if node.op == "output")
         self.builder.again(output, self.decoded)
 
@@ -132,6 +186,8 @@ class GraphLowering:
             is_causal: its argument.
             sizes: numbers of queries and of keys.
         """
+        if self.decoder is not None:
+            return self.decoder.past_keys(mask, is_causal)
         source = None
         if isinstance(mask, fx.Node):
             proven = proven_mask(self.mg, mask, self.folded)
@@ -151,9 +207,19 @@ class GraphLowering:
             self._coded[node, grid] = self._code(node, grid)
         return self._coded[node, grid]
 
+    def cached(self, node: fx.Node, source: fx.Node, grid: AnyGrid, suffix: str) -> Codes:
+        """Returns keys or values of an attention; in a step, from a cache named by the suffix."""
+        if self.decoder is None:
+            return self.coded(source, grid)
+        return self.decoder.cached(node, source, grid, suffix)
+
     def _code(self, node: fx.Node, grid: AnyGrid) -> Codes:
         suffix = f"_to_{grid_text(grid)}"
         if node in self.folded.static:
+            if self.decoder is not None and isinstance(grid, Grid):
+                table = self.decoder.table(node, grid, suffix)
+                if table is not None:
+                    return table
             return self.call(node, Constant.of(self.folded.values[node], grid), (), suffix)
         if isinstance(grid, BlockGrid):
             return self._code_blocks(node, grid, suffix)

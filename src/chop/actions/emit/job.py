@@ -10,6 +10,7 @@ from typing import Any
 
 from chop import runs
 from chop.actions.emit.check import check_again
+from chop.actions.emit.decoding import decoder_memory, decoding_blocks
 from chop.actions.emit.lower import Lowering, accuracy_sentence, integer_outcome, lower_workload
 from chop.actions.emit.page import (
     HANDSHAKE,
@@ -149,8 +150,8 @@ def _emit(
     lower: Lower, has_multipliers: bool, config: EmitConfig, workload: Workload, output: Output
 ) -> Report[dict[str, Any]]:
     folder, lowering = output.folder, lower(workload, config, config.samples or ALL_ROWS)
-    if config.samples is not None and config.samples > lowering.rows:
-        say(f"samples: there are only {lowering.rows:,} test rows; all are simulated.")
+    if config.samples is not None and config.samples > lowering.test_rows:
+        say(f"samples: there are only {lowering.test_rows:,} test rows; all are simulated.")
     if config.shrink_fifos:
         check_samples(lowering.rows)
     folding = _folding(config, lowering, folder)
@@ -191,9 +192,12 @@ def _emit(
         "samples": lowering.rows,
         "accuracy": dict(lowering.info["accuracy"]),
         "accuracy_interval_95": lowering.accuracy_intervals,
-        "pytorch": compare_outputs(lowering.integer, lowering.quantized, lowering.batch),
+        "pytorch": compare_outputs(
+            lowering.integer, lowering.quantized, lowering.batch, lowering.whole
+        ),
         "verification": verification,
         "timing": circuit_timing(design, verification, placement, config.clock_mhz),
+        "decoder": decoder_memory(design),
         "components": [part.row for part in design.netlist.instances],
         "resources": resources,
         "uncounted": uncounted,
@@ -323,6 +327,7 @@ def _blocks(title: str, result: Mapping[str, Any], design: Design) -> list[Block
         interface_table(design),
         *wrapper_blocks(design),
         *timing_blocks(result["timing"]),
+        *decoding_blocks(result),
         Heading("Verification"),
         Table(f"{title}: RTL against the integer graph", verified),
         equal_outputs(design, result["verification"]),

@@ -24,7 +24,9 @@ from chop.errors import ConfigError
 from chop.export.qonnx.reader import is_read
 from chop.formats import NumberFormat, QuantSpec, parse_format_string
 from chop.formats.base import INPUT_OPERANDS
+from chop.integer.decoding import START, read_inputs, without_padding
 from chop.integer.golden import GOLDEN, Golden, golden_values
+from chop.ir.batches import select_inputs
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import quantizable_operators
 from chop.nn.quantized import QuantizedOperator
@@ -60,7 +62,7 @@ def lower(config: LowerConfig, workload: Workload | None = None) -> dict[str, An
 
 def _lower(config: LowerConfig, workload: Workload, output: Output) -> Report[dict[str, Any]]:
     lowering = lower_workload(workload, config, config.rows)
-    info, label, rows = lowering.info, lowering.label, lowering.rows
+    info, label, rows = lowering.info, lowering.label, lowering.test_rows
     title = f"{workload.title} in {label}"
     result = {
         "config": {**runs.as_json(config), "model": workload.name},
@@ -109,8 +111,9 @@ class Lowering:
         quantized: the quantized graph.
         integer: the graph of integers.
         info: information from `lower_to_integer_transform_pass`.
-        batch: the compared test rows, by column.
-        rows: number of compared rows.
+        batch: the compared test rows, by column; tokens, if the integer graph reads one at a time.
+        rows: number of these rows.
+        whole: whole sequences of these tokens, as the quantized graph reads them; else None.
     """
 
     label: str
@@ -119,6 +122,12 @@ class Lowering:
     info: Mapping[str, Any]
     batch: Mapping[str, Tensor]
     rows: int
+    whole: Mapping[str, Tensor] | None = None
+
+    @property
+    def test_rows(self) -> int:
+        """Number of test rows, each of which may be a sequence of tokens."""
+        return self.rows if self.whole is None else len(next(iter(self.whole.values())))
 
     @property
     def accuracy_intervals(self) -> dict[str, Interval]:
@@ -193,7 +202,7 @@ def lower_workload(workload: Workload, config: LoweringConfig, rows: int) -> Low
     # Scales that follow each batch have no integer form.
     static = {"batches": batches, "static_scales": True}
     quantized, _ = passes.calibrate_transform_pass(quantized, static)
-    settings = {"internal_bits": config.internal_bits}
+    settings = {"internal_bits": config.internal_bits, "decode": config.decode}
     return lower_and_compare(quantized, label, workload, rows, settings)
 
 
@@ -205,7 +214,7 @@ def _lower_as_read(workload: Workload, config: LoweringConfig, rows: int) -> Low
         raise ConfigError(f"{given}: '{workload.name}' has its own number formats; remove it.")
     announce(workload.title, "lowering")
     quantized = raise_to_graph(workload, with_cache=False)
-    settings = {"internal_bits": config.internal_bits}
+    settings = {"internal_bits": config.internal_bits, "decode": config.decode}
     lowering = lower_and_compare(quantized, "the formats of its file", workload, rows, settings)
     # Without its formats, it is not the float model that was trained.
     shares = {name: x for name, x in lowering.info["accuracy"].items() if name != "float"}
@@ -260,7 +269,11 @@ def lower_and_compare(
     integer, info = passes.lower_to_integer_transform_pass(
         quantized, {"batches": [batch], **settings}
     )
-    return Lowering(label, quantized, integer, info, batch, rows)
+    if not settings.get("decode"):
+        return Lowering(label, quantized, integer, info, batch, rows)
+    whole = without_padding(integer, next(select_inputs(quantized, [batch], "test")))
+    tokens = read_inputs(integer, whole)
+    return Lowering(label, quantized, integer, info, tokens, len(tokens[START]), whole)
 
 
 def _operator_row(row: Mapping[str, Any]) -> dict[str, Any]:

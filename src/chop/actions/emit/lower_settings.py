@@ -23,6 +23,8 @@ class LoweringConfig(WorkloadConfig):
         internal_bits: width of integers inside softmax and norms: small (as in a circuit) or exact
             (up to 64 bits).
         calibration_rows: training rows that calibrate fractions and scales of activations.
+        decode: let a decoder read one token at a time. Keys and values of earlier tokens are in
+            caches with room for max_length tokens.
 
     The other settings are those of `WorkloadConfig`.
     """
@@ -33,6 +35,7 @@ class LoweringConfig(WorkloadConfig):
     start_from: Path | None = field(default=None, metadata=MORE)
     internal_bits: Literal["small", "exact"] = field(default="small", metadata=MORE)
     calibration_rows: Annotated[int, Range(1, 10**9)] = field(default=256, metadata=MORE)
+    decode: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -373,6 +373,18 @@ def _embedding(p: Parameters) -> Logic:
     return own.plus(credits_logic(p["LANES"] * p["OUT_W"], 3))
 
 
+def _cache(p: Parameters) -> Logic:
+    """Estimates the memory, its address, the row that passes, and the choice between both."""
+    words, width = p["LENGTH"] * p["BEATS"], p["W"]
+    counts = count_bits(words) + count_bits(p["BEATS"]) + p["IN_W"]
+    own = Logic(counts + p["IN_W"], 3 * width + counts + 4, ((words, width),), width)
+    return credits_logic(width, 2).plus(own)
+
+
+def _position(p: Parameters) -> Logic:
+    return Logic(2 * p["OUT_W"] + HANDSHAKE, 2 * p["OUT_W"] + 1)
+
+
 def _copies(p: Parameters) -> Logic:
     """Estimates the storage of a run, or a register for a run of one beat."""
     beats, width = p["BEATS"], p["W"]
@@ -411,6 +423,7 @@ FORMULAS: Mapping[str, Callable[[Parameters], Logic]] = {
     "chop_affine": _affine,
     "chop_avg_pool": _avg_pool,
     "chop_block_linear": _block_linear,
+    "chop_cache": _cache,
     "chop_concat": _concat,
     "chop_constant": _stored_constant,
     "chop_copies": _copies,
@@ -427,6 +440,7 @@ FORMULAS: Mapping[str, Callable[[Parameters], Logic]] = {
     "chop_max_pool": _max_pool,
     "chop_mul": _product,
     "chop_negate": _relu,
+    "chop_position": _position,
     "chop_prelu": _prelu,
     "chop_relu": _relu,
     "chop_reorder": _reorder,

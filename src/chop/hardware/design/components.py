@@ -11,6 +11,7 @@ from typing import Any
 from chop.base.plugins import Registry
 from chop.hardware.design.plan import Component
 from chop.hardware.plans import (
+    cache,
     convolution,
     elementwise,
     lookup,
@@ -65,6 +66,7 @@ _ROWS = (
         kind=Kind.POOLING,
     ),
     Component(integer.IntegerBatchNorm, "chop_affine", elementwise.plan_affine, kind=Kind.NORM),
+    Component(integer.IntegerCache, "chop_cache", cache.plan_cache),
     Component(
         integer.IntegerConv1d, "chop_conv", convolution.plan_conv, spatial=1, kind=Kind.PRODUCT
     ),
@@ -113,6 +115,7 @@ _ROWS = (
     ),
     Component(integer.IntegerNegate, "chop_negate", elementwise.plan_negate, kind=Kind.ARITHMETIC),
     Component(integer.IntegerPReLU, "chop_prelu", elementwise.plan_prelu, kind=Kind.ACTIVATION),
+    Component(integer.IntegerPosition, "chop_position", cache.plan_position, kind=Kind.ARITHMETIC),
     Component(integer.IntegerRMSNorm, "chop_layer_norm", norm.plan_norm, kind=Kind.NORM),
     Component(integer.IntegerReLU, "chop_relu", elementwise.plan_relu, kind=Kind.ACTIVATION),
     Component(integer.IntegerScale, "chop_scale", elementwise.plan_scale, kind=Kind.ARITHMETIC),

@@ -7,12 +7,12 @@ from torch import fx, nn
 from chop.errors import ConfigError
 from chop.hardware.design.values import MASK_EDGE
 from chop.ir.graph import MaseGraph
-from chop.nn.integer import Edge, IntegerEmbedding
+from chop.nn.integer import Edge, IntegerEmbedding, IntegerPosition
 from chop.nn.integer.mask import KeptKeys
 
 
 def index_edge(mg: MaseGraph, node: fx.Node) -> Edge:
-    """Returns the range of an integer input: rows of its embedding tables, or 0 and 1 for a mask.
+    """Returns the range of an integer input: rows of its embedding tables, or 0 and 1 for a flag.
 
     Raises:
         ConfigError: if an operator without a circuit reads it.
@@ -21,7 +21,9 @@ def index_edge(mg: MaseGraph, node: fx.Node) -> Edge:
     # An index that is read by several tables has to be a row of the smallest one.
     highest = min((edge.high for edge in edges if edge is not None), default=None)
     if highest is None or None in edges:
-        raise ConfigError("expected integers read by embeddings or attention masks only")
+        raise ConfigError(
+            "expected integers read by embeddings, attention masks or position counters only"
+        )
     return Edge.of(1.0, 0, highest)
 
 
@@ -37,4 +39,4 @@ def _readers(mg: MaseGraph, node: fx.Node) -> list[nn.Module | None]:
 def _edge(module: nn.Module | None) -> Edge | None:
     if isinstance(module, IntegerEmbedding):
         return Edge.of(1.0, 0, len(module.codes) - 1)
-    return MASK_EDGE if isinstance(module, KeptKeys) else None
+    return MASK_EDGE if isinstance(module, KeptKeys | IntegerPosition) else None

@@ -12,6 +12,7 @@ from chop.nn.integer.avg_pool import (
 from chop.nn.integer.base import Call, IntegerOperator, IntegerOptions
 from chop.nn.integer.blocks import BlockGrid, EncodeBlocks, RequantizeBlocks, block_exponents
 from chop.nn.integer.boundary import Decode, Encode
+from chop.nn.integer.cache import IntegerCache, IntegerPosition
 from chop.nn.integer.constant import Constant, IntegerEmbedding
 from chop.nn.integer.convolution import IntegerConv1d, IntegerConv2d, IntegerConvTranspose2d
 from chop.nn.integer.edge import Edge, Grid
@@ -48,6 +49,7 @@ __all__ = [
     "IntegerAvgPool1d",
     "IntegerAvgPool2d",
     "IntegerBatchNorm",
+    "IntegerCache",
     "IntegerConv1d",
     "IntegerConv2d",
     "IntegerConvTranspose2d",
@@ -66,6 +68,7 @@ __all__ = [
     "IntegerOptions",
     "IntegerPReLU",
     "IntegerPad",
+    "IntegerPosition",
     "IntegerRMSNorm",
     "IntegerReLU",
     "IntegerResample",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
@@ -19,6 +19,9 @@ from chop.nn.quantized.base import quantizers_off
 from chop.passes.base import graph_pass
 from chop.quantization.calibration import sample_operands
 from chop.quantization.operators import quantize_nodes
+
+if TYPE_CHECKING:
+    from chop.integer.lower import Lowered
 
 ERROR = "error"
 
@@ -38,6 +41,9 @@ class LowerToIntegerConfig:
             them to, calibrated on `batches`.
         internal_bits: width of integers inside softmax, LayerNorm and RMSNorm: "small", as in a
             circuit, or "exact", as wide as int64 allows.
+        decode: lower one step of a decoder. The graph reads one token at a time and keeps keys and
+            values in caches for as many tokens as the example has. Its inputs are the token ids
+            (tokens, 1) and `start`, which is 1 for the first token of a sequence, otherwise 0.
     """
 
     batches: Batches
@@ -45,6 +51,7 @@ class LowerToIntegerConfig:
     observed: Batches | None = None
     missing: str | Mapping[str, Any] | NumberFormat = ERROR
     internal_bits: Literal["small", "exact"] = "small"
+    decode: bool = False
 
 
 @graph_pass(
@@ -64,6 +71,10 @@ def lower_to_integer_transform_pass(mg: MaseGraph, config: LowerToIntegerConfig)
     The integer graph computes the same as the quantized one in eval mode. Inputs and outputs keep
     their names. The host encodes inputs, where NaN has the code 0, and decodes outputs as float32.
 
+    With `decode`, each token gets the codes that it has in the integer graph of whole sequences,
+    which is checked on the example. Padding masks are not read. Formats need one fixed scale per
+    tensor.
+
     Returns:
         operators: a row per operator: `name`, `kind`, number of result `codes` compared with the
             quantized operator on the same inputs, after its readers' rounding, number of
@@ -71,7 +82,7 @@ def lower_to_integer_transform_pass(mg: MaseGraph, config: LowerToIntegerConfig)
             largest magnitude `seen` in the result before rounding, its proven bounds `low` and
             `high`, and their `bits`.
         accuracy: accuracies of the `float`, `quantized` and `integer` graph, 0 to 1; empty without
-            labels.
+            labels, and with `decode`.
 
     Raises:
         ConfigError: if formats, operators or masks have no integer form (the message lists all), or
@@ -85,6 +96,7 @@ def lower_to_integer_transform_pass(mg: MaseGraph, config: LowerToIntegerConfig)
     """
     # The engine is imported when it is used: it loads parts of torch.fx that take long.
     from chop.integer.compare import accuracy, compare
+    from chop.integer.decoding import read_inputs
     from chop.integer.grids import observed_grids
     from chop.integer.lower import WHERE, lower
 
@@ -98,15 +110,37 @@ def lower_to_integer_transform_pass(mg: MaseGraph, config: LowerToIntegerConfig)
         observed = list(select_inputs(quantized, own, f"{WHERE}.observed"))
     if config.missing != ERROR:
         _quantize_missing(quantized, _format(config.missing), inputs)
-    measured = _accuracies(quantized, batches)
     example = inputs[0] if config.example is None else _on_cpu(config.example)
-    grids = observed_grids(quantized, observed)
-    lowered = lower(quantized, example, grids, IntegerOptions(config.internal_bits))
+    options = IntegerOptions(config.internal_bits)
+    if config.decode:
+        lowered = _lower_step(quantized, example, observed, options)
+        tokens = [read_inputs(lowered.mg, batch) for batch in inputs]
+        records = compare(lowered.mg, lowered.steps, tokens)
+        mg.model = lowered.mg.model
+        return {"operators": [asdict(record) for record in records], "accuracy": {}}
+    measured = _accuracies(quantized, batches)
+    lowered = lower(quantized, example, observed_grids(quantized, observed), options)
     records = compare(lowered.mg, lowered.steps, inputs)
     mg.model = lowered.mg.model
     measured["integer"] = accuracy(mg, batches)
     accuracies = {name: share for name, share in measured.items() if share is not None}
     return {"operators": [asdict(record) for record in records], "accuracy": accuracies}
+
+
+def _lower_step(
+    mg: MaseGraph, example: Mapping[str, Any], observed: Batches, options: IntegerOptions
+) -> Lowered:
+    """Lowers a step of a decoder, and compares it with whole sequences."""
+    from chop.integer.decoding import check_steps, without_padding
+    from chop.integer.grids import observed_grids
+    from chop.integer.lower import lower, lower_step
+
+    copy = mg.copy()
+    lowered = lower_step(mg, example, observed_grids(mg, observed), options)
+    whole = without_padding(lowered.mg, example)
+    grids = observed_grids(copy, observed)
+    check_steps(lowered.mg, lower(copy, whole, grids, options).mg, whole)
+    return lowered
 
 
 def _on_cpu(batch: Mapping[str, Any]) -> dict[str, Any]:
