@@ -64,8 +64,9 @@ def check_graph(integer, batch, fold, folder, simulator="icarus") -> Built:
     write_circuit(design, codes, folder)
     check_sources(folder, project)
     (outputs,) = (value for name, value in golden.items() if name.startswith("outputs."))
+    count = len(next(iter(codes.values())))
     runs = {
-        profile.name: run_check(folder, project, codes, Check(simulator, profile, len(outputs), 1))
+        profile.name: run_check(folder, project, codes, Check(simulator, profile, count, 1))
         for profile in stalls.PROFILES
     }
     assert {found.equal for found in runs.values()} == {outputs.numel()}

@@ -40,7 +40,10 @@ def lower_attention(
         for name, given in call.arguments.items()
     }
     if given["dropout_p"]:
-        raise ConfigError(f"expected dropout_p=0, got {given['dropout_p']}")
+        raise ConfigError(
+            f"expected dropout_p=0 in evaluation, got {given['dropout_p']}; pass "
+            f"{given['dropout_p']} if self.training else 0.0"
+        )
     query, key, value = given["query"], given["key"], given["value"]
     groups = lowering.folded.shape(query)[-3] // lowering.folded.shape(key)[-3]
     groups = groups if given["enable_gqa"] else 1

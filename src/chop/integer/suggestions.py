@@ -27,6 +27,10 @@ ROUNDED_AHEAD = (
     "add a buffer of zeros to its input, x + self.zeros, because sums have a format, or use an "
     "activation with a format, such as relu, gelu, silu or tanh"
 )
+OTHER_MASK = (
+    "hide keys by a causal mask or by an input (batch, keys), or compute attention as "
+    "torch.softmax(q @ k.transpose(-2, -1) * scale + bias, -1) @ v with a buffer of finite biases"
+)
 OTHER_NORM = "write an instance norm as nn.GroupNorm(channels, channels)"
 RETURN = "return the scores, and {name} them in the program that reads them"
 REWRITES: Mapping[str, str] = MappingProxyType(
@@ -81,6 +85,8 @@ def _suggestions(mg: MaseGraph, refusal: Refusal) -> Iterator[str]:
         yield "merge adapters with fuse_lora_weights_transform_pass"
     elif "(dropout" in refusal.text:
         yield "call dropout with training=self.training"
+    elif "(mask '" in refusal.text:
+        yield OTHER_MASK
     elif row.is_affine:
         yield NORM
     elif row.name in REWRITES:

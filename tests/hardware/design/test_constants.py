@@ -92,6 +92,9 @@ CASES = [
     (3, 5, (), Edge.of(1.0, 0, 31), (-8, 7), 2),
     (7, 2, (2,), Edge.of(1.0, -3, -2), (-1, 1), 0),
     (2, 2, (), EDGE, (0, 0), 0),
+    # Inputs with one value, as behind a layer of zeros.
+    (4, 3, (2,), Edge.of(1.0, 0, 0), (-8, 7), 1),
+    (3, 2, (2,), Edge.of(1.0, 5, 5), (-8, 7), 0),
 ]
 WIDTHS = [
     (5, 3, (2,), Edge.of(1.0, -(1 << bits - 1), (1 << bits - 1) - 1), (-(1 << bits - 1), most), 1)
@@ -110,6 +113,12 @@ def check_constants(inputs, outputs, rows, edge, weights, shift, profiles=PROFIL
 def test_a_layer_of_constants(case):
     plan = check_constants(*case)
     assert plan.module.startswith(constant_linear.MODULE) and not plan.resources.products
+
+
+def test_a_sum_may_have_no_bits_of_its_second_operand():
+    """The sums of codes from -8 to -5 and a bias of 16 are the lowest four bits of the codes."""
+    edge = Edge.of(1.0, -8, -5)
+    check(layer(1, 1, edge, (1, 1), (16, 16)), drawn(edge, 3, 1), fold=3, profiles=PROFILES)
 
 
 @pytest.mark.long

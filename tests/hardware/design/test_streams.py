@@ -1,5 +1,7 @@
 """Order, lanes and layout of streams."""
 
+import re
+
 import pytest
 import torch
 
@@ -7,8 +9,16 @@ from chop.errors import ConfigError
 from chop.hardware.design.lanes import divisors, fewest_lanes, matrix_lanes
 from chop.hardware.design.plan import Memory
 from chop.hardware.design.stream import Stream
-from chop.hardware.design.values import Fixed, joined, moved, part
-from chop.nn.integer import Edge
+from chop.hardware.design.values import (
+    Fixed,
+    Wire,
+    common_batch_dim,
+    computes_by_sample,
+    joined,
+    moved,
+    part,
+)
+from chop.nn.integer import Edge, IntegerAdd, IntegerSum
 from tests.subcases import subcases
 
 EDGE = Edge.of(0.5, -8, 7)
@@ -53,30 +63,52 @@ def test_rows_that_are_interrupted_are_refused():
         across.rows()
 
 
+ROWS = Stream.in_order((5, 6), EDGE)
+
+
 def test_layouts_move_places():
-    image = Stream(channels_last(2, 3, 3), EDGE, 1)
-    tokens = moved(image, 4, lambda x: x.flatten(2).transpose(1, 2))
-    assert torch.equal(tokens, torch.arange(18).view(9, 2))
-    heads = moved(Stream.in_order((5, 6), EDGE), 4, lambda x: x.view(4, 5, -1, 3).transpose(1, 2))
+    image = Wire("image", Stream(channels_last(2, 3, 3), EDGE, 1))
+    tokens, dim = moved(image, 4, lambda x: x.flatten(2).transpose(1, 2))
+    assert torch.equal(tokens, torch.arange(18).view(9, 2)) and dim == 0
+    rows = Wire("rows", ROWS)
+    heads, _ = moved(rows, 4, lambda x: x.view(4, 5, -1, 3).transpose(1, 2))
     assert heads.shape == (2, 5, 3) and heads[1, 0].tolist() == [3, 4, 5]
-    first = moved(Stream.in_order((5, 6), EDGE), 4, lambda x: x[:, 0])
+    first, _ = moved(rows, 4, lambda x: x[:, 0])
     assert torch.equal(first, torch.arange(6))
-    twice = moved(Stream.in_order((5, 6), EDGE), 4, lambda x: x.repeat(1, 2, 1))
+    twice, _ = moved(rows, 4, lambda x: x.repeat(1, 2, 1))
     assert torch.equal(twice, torch.arange(30).view(5, 6).repeat(2, 1))
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_layouts_may_move_the_whole_batch(batch):
+    places, dim = moved(Wire("rows", ROWS), batch, lambda x: x.permute(1, 2, 0))
+    assert torch.equal(places, ROWS.positions) and dim == 2
+    back, dim = moved(Wire("rows", ROWS, 2), batch, lambda x: x[1:3].permute(2, 1, 0))
+    assert torch.equal(back, ROWS.positions[1:3].T) and dim == 0
+
+
+def test_operators_behind_a_moved_batch_compute_each_sample_alone():
+    ahead, behind = (IntegerSum(EDGE, (5, 3, 6), [dim], True) for dim in (-3, -1))
+    rows, first = Wire("rows", ROWS, 1), Wire("rows", ROWS)
+    assert computes_by_sample(behind, [rows]) and not computes_by_sample(ahead, [rows])
+    assert computes_by_sample(IntegerAdd(EDGE, EDGE), [rows, rows])
+    assert common_batch_dim([rows, rows]) == 1 and common_batch_dim([]) == 0
+    with pytest.raises(ConfigError, match="in dimensions 0 and 1, so that it mixes samples"):
+        common_batch_dim([rows, first])
 
 
 @pytest.mark.parametrize(
     "move, message",
     [
         (lambda x: x.flatten(), "keep the samples of a batch apart"),
-        (lambda x: x.flip(0), "from one sample to another"),
-        (lambda x: x.view(4, 6, 5)[[0, 0, 1, 2]], "from one sample to another"),
+        (lambda x: x.flip(0), "keep the samples of a batch apart"),
+        (lambda x: x.view(4, 6, 5)[[0, 0, 1, 2]], "x.transpose(0, 1) ahead of an nn.Multihead"),
         (lambda x: x.sum(), "keep the samples of a batch apart"),
     ],
 )
 def test_layouts_across_samples_are_refused(move, message):
-    with pytest.raises(ConfigError, match=message):
-        moved(Stream.in_order((5, 6), EDGE), 4, move)
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        moved(Wire("rows", ROWS), 4, move)
 
 
 @pytest.mark.parametrize("dim", [-1, -2])
@@ -120,6 +152,11 @@ def test_constants_are_spread_to_a_sample():
         Fixed(torch.arange(12).view(2, 2, 3), EDGE).sample((2, 3))
     with pytest.raises(ConfigError, match=r"shape \(5,\) does not fit samples of \(2, 3\)"):
         Fixed(torch.arange(5), EDGE).sample((2, 3))
+    # With the batch in dimension 1 a constant of shape (2, 3) has a value for each sample.
+    tokens = Fixed(torch.arange(6).view(2, 1, 3), EDGE)
+    assert torch.equal(tokens.sample((2, 3), 1), torch.arange(6).view(2, 3))
+    with pytest.raises(ConfigError, match="differs between the samples"):
+        Fixed(torch.arange(6).view(2, 3), EDGE).sample((2, 3), 1)
 
 
 def test_words_of_memories_have_lane_0_in_the_lowest_bits():

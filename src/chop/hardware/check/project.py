@@ -50,6 +50,7 @@ class PortCodes:
         divisor: number by which the codes still have to be divided.
         shape: shape of one sample.
         positions: stream position of each element of a sample, the last dimension fastest.
+        batch_dim: dimension of the samples in the node's tensor.
     """
 
     node: str
@@ -59,6 +60,7 @@ class PortCodes:
     divisor: int
     shape: tuple[int, ...]
     positions: tuple[int, ...]
+    batch_dim: int = 0
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,16 @@ def _codes(port: Boundary) -> PortCodes:
     edge = stream.edge
     step = tuple(edge.steps) if edge.step.dim() else edge.scalar_step
     positions = tuple(stream.positions.flatten().tolist())
-    return PortCodes(port.node, step, edge.low, edge.high, edge.divisor, stream.shape, positions)
+    return PortCodes(
+        port.node,
+        step,
+        edge.low,
+        edge.high,
+        edge.divisor,
+        stream.shape,
+        positions,
+        port.wire.batch_dim,
+    )
 
 
 def write_design(design: Design, folder: Path, paths: Iterable[str] | None = None) -> None:

@@ -29,10 +29,12 @@ def get_codes(project: Project, golden: Mapping[str, Tensor]) -> Codes:
         project: the design.
         golden: result of `chop.integer.golden.golden_values`.
     """
-    kinds = {port.name: "sent" if port.is_input else "received" for port in project.ports}
-    return {
-        name: golden[f"{kind}.{project.codes[name].node}"].long() for name, kind in kinds.items()
-    }
+    codes = {}
+    for port in project.ports:
+        kind, described = "sent" if port.is_input else "received", project.codes[port.name]
+        values = golden[f"{kind}.{described.node}"].long()
+        codes[port.name] = values.movedim(described.batch_dim, 0)
+    return codes
 
 
 def write_vectors(design: Design, codes: Mapping[str, Tensor], folder: Path) -> None:

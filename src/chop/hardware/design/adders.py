@@ -120,7 +120,8 @@ class AdderGraph:
             if node.is_adder:
                 first = self.nodes[node.first]
                 is_free = node.kind == "sum" and not first.is_signed and first.width <= node.shift
-                yield 0 if is_free else node.width - node.shift * (node.kind != "reverse")
+                own = node.width - node.shift * (node.kind != "reverse")
+                yield 0 if is_free else max(own, 0)
 
     @property
     def registers(self) -> int:

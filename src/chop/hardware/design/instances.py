@@ -57,11 +57,6 @@ class Instance:
             "rom_bits": sum(memory.bits for memory in plan.memories.values()),
         }
 
-    @property
-    def output(self) -> Wire:
-        """Output value."""
-        return Wire(self.name, self.plan.out)
-
 
 @dataclass(frozen=True, eq=False)
 class Boundary:

@@ -20,7 +20,16 @@ from chop.hardware.design.origins import Origins
 from chop.hardware.design.plan import RTL, Component, ComponentPlan, Site
 from chop.hardware.design.signals import signal_names
 from chop.hardware.design.stream import OrderError, Stream
-from chop.hardware.design.values import Fixed, Mask, Wire, in_turn, moved, mover
+from chop.hardware.design.values import (
+    Fixed,
+    Mask,
+    Wire,
+    common_batch_dim,
+    computes_by_sample,
+    in_turn,
+    moved,
+    mover,
+)
 from chop.hardware.plans.order import concat_plan, constant_plan, copies_plan, select_plan
 from chop.hardware.plans.reorder import reorder_plan, slowest_first
 from chop.ir.graph import MaseGraph
@@ -211,7 +220,9 @@ class _Builder:
 
     def _operate(self, node: fx.Node, operator: nn.Module, row: Component) -> Wire:
         kind, name = type(operator).__name__, self.names[node.name]
-        site, plan, wires = self._plan(node, operator, row, self._streams(node, row))
+        wires: Sequence[Wire] = self._streams(node, row)
+        batch_dim = self._batch_dim(node, operator, wires)
+        site, plan, wires = self._plan(node, operator, row, wires)
         module, inputs = plan.module or row.module, tuple(wires)
         if isinstance(operator, IntegerResample):
             places = operator.gathered(wires[0].stream.positions, ZERO)
@@ -229,7 +240,18 @@ class _Builder:
             str(node.target),
         )
         self.instances.append(made)
-        return made.output
+        return Wire(name, plan.out, batch_dim)
+
+    def _batch_dim(self, node: fx.Node, operator: nn.Module, wires: Sequence[Wire]) -> int:
+        """Returns the batch dimension of an operator's inputs and result."""
+        dim = common_batch_dim(wires)
+        is_masked = any(source in self.masks for source in _tensors(node))
+        if dim and (is_masked or not computes_by_sample(operator, wires)):
+            raise ConfigError(
+                f"it reads the batch in dimension {dim}, and computes along the dimensions ahead "
+                "of it; transpose its input in the model, so that the batch is first"
+            )
+        return dim
 
     def _plan(
         self,
@@ -286,7 +308,7 @@ class _Builder:
         wires = []
         for number, source in enumerate(sources):
             if isinstance(source, Fixed):
-                beside = live[0].stream if live and row.is_broadcast else None
+                beside = live[0] if live and row.is_broadcast else None
                 source = self._constant(
                     f"{self.names[node.name]}_constant_{number}", source, beside
                 )
@@ -299,14 +321,16 @@ class _Builder:
             return self._constant(f"{self.names[reader.name]}_constant", value, None)
         return value
 
-    def _constant(self, name: str, fixed: Fixed, beside: Stream | None) -> Wire:
+    def _constant(self, name: str, fixed: Fixed, beside: Wire | None) -> Wire:
         """Returns a stream from memory, in the order and beats of another stream or its own."""
         if beside is None:
             shape = tuple(fixed.codes.shape[1:])
-            beside = Stream.in_order(shape, fixed.edge)
-            beside = beside.with_lanes(fewest_lanes(beside.size, self.fold))
-        plan = constant_plan(fixed.sample(beside.shape), beside.of(fixed.edge))
-        return self._instance(name, "constant", "chop_constant", plan, [], drawn_as=Kind.CONSTANT)
+            stream = Stream.in_order(shape, fixed.edge)
+            beside = Wire(name, stream.with_lanes(fewest_lanes(stream.size, self.fold)))
+        codes = fixed.sample(beside.stream.shape, beside.batch_dim)
+        plan = constant_plan(codes, beside.stream.of(fixed.edge))
+        made = self._instance(name, "constant", "chop_constant", plan, [], drawn_as=Kind.CONSTANT)
+        return replace(made, batch_dim=beside.batch_dim)
 
     def _join(self, node: fx.Node) -> Wire:
         """Returns the stream of `torch.cat` or `torch.stack`, joining two inputs at a time."""
@@ -315,20 +339,27 @@ class _Builder:
         given = node.args[1] if len(node.args) > 1 else 0
         dim = node.kwargs.get("dim", node.kwargs.get("axis", given))
         assert isinstance(dim, int)
-        from_end = dim - rank if dim >= 0 else dim
-        if from_end == -rank:
-            raise ConfigError("it joins along the batch dimension")
         live = [wire for wire in map(self.values.get, sources) if isinstance(wire, Wire)]
+        dim, own_batch_dim = dim % rank, common_batch_dim(live)
+        is_stack = len(self._shape(sources[0])) < rank
+        batch_dim = own_batch_dim + (is_stack and dim <= own_batch_dim)
+        if dim == batch_dim:
+            raise ConfigError("it joins along the batch dimension")
+        # Samples have one dimension fewer.
+        from_end = dim - (dim > batch_dim) - (rank - 1)
         result: Wire | None = None
         for number, source in enumerate(sources):
             value = self.values[source]
             if isinstance(value, Fixed):
-                beside = Stream.in_order(self._shape(source)[1:], value.edge)
+                shape = list(self._shape(source))
+                del shape[own_batch_dim]
+                beside = Stream.in_order(tuple(shape), value.edge)
                 # The concatenation runs at the common divisor of all lanes. A constant with one
                 # lane would slow down the other inputs.
                 beside = beside.with_lanes(math.gcd(beside.size, *(w.stream.lanes for w in live)))
-                value = self._constant(f"{self.names[node.name]}_constant_{number}", value, beside)
-            if len(self._shape(source)) < rank:
+                own = f"{self.names[node.name]}_constant_{number}"
+                value = self._constant(own, value, Wire(own, beside, own_batch_dim))
+            if is_stack:
                 value = value.unsqueezed(from_end)
             if result is None:
                 result = value
@@ -337,7 +368,7 @@ class _Builder:
                 name = own if number == len(sources) - 1 else f"{own}_part_{number}"
                 result = self._concat(name, result, value, from_end)
         assert result is not None
-        return result
+        return replace(result, batch_dim=batch_dim)
 
     def _concat(self, name: str, first: Wire, second: Wire, dim: int) -> Wire:
         # The dimension that varies fastest in both streams is joined pixel by pixel.
@@ -367,11 +398,11 @@ class _Builder:
         value, move = self.values[source], in_turn(moves[::-1])
         if isinstance(value, Fixed):
             return Fixed(move(value.codes), value.edge)
-        places = moved(value.stream, self._shape(source)[0], move)
+        places, batch_dim = moved(value, self._shape(source)[value.batch_dim], move)
         distinct = places.unique().numel()
         # A permutation needs no circuit: the wire is the same, and only its positions change.
         if distinct == places.numel() == value.stream.size:
-            return Wire(value.signal, replace(value.stream, positions=places))
+            return Wire(value.signal, replace(value.stream, positions=places), batch_dim)
         name, fold = self.names[node.name], self.folds.get(node.name, self.fold)
         is_part = distinct == places.numel()
         kind, module = ("getitem", "chop_select") if is_part else ("expand", "chop_copies")
@@ -385,7 +416,7 @@ class _Builder:
             wanted = torch.arange(places.numel()).view(places.shape)
             plan, module = reorder_plan(value.stream, places, wanted, fold), "chop_reorder"
         self.origins.add(name, value, places, plan.out)
-        return self._instance(name, kind, module, plan, [value])
+        return replace(self._instance(name, kind, module, plan, [value]), batch_dim=batch_dim)
 
     def _instance(
         self,
@@ -398,7 +429,7 @@ class _Builder:
     ) -> Wire:
         made = Instance(name, kind, module, RTL, plan, tuple(inputs), drawn_as)
         self.instances.append(made)
-        return made.output
+        return Wire(name, plan.out)
 
     def _shape(self, node: fx.Node) -> tuple[int, ...]:
         shape: tuple[int, ...] = node.meta["mase"].common.results["data_out_0"].shape

@@ -22,9 +22,11 @@ from chop.nn.integer.mask import KeptKeys
 Move = Callable[[Tensor], Tensor]
 """Moves the elements of a tensor with a batch dimension."""
 KEEP_SAMPLES = (
-    "; keep the batch as the first dimension, such as in attention with linear layers, view, "
-    "transpose and scaled_dot_product_attention on (batch, heads, tokens, features)"
+    "; the batch is the first dimension of inputs, and views and permutations may move it only as "
+    "a whole, such as x.transpose(0, 1) ahead of an nn.MultiheadAttention with batch_first=False"
 )
+PROBED_SAMPLES = 2
+"""Samples of a probe of an operator."""
 MASK_EDGE = Edge.of(1.0, 0, 1)
 """Range of an attention mask: 0 and 1."""
 
@@ -36,10 +38,12 @@ class Wire:
     Attributes:
         signal: `SIGNAL_data`, `SIGNAL_valid` and `SIGNAL_ready` of the top module.
         stream: the stream.
+        batch_dim: dimension of the batch in the graph's tensor, which the stream's shape omits.
     """
 
     signal: str
     stream: Stream
+    batch_dim: int = 0
 
     def unsqueezed(self, dim: int) -> Self:
         """Returns the wire with an added dimension of size one, `dim` counted from the end."""
@@ -64,15 +68,19 @@ class Fixed:
     codes: Tensor
     edge: Edge
 
-    def sample(self, shape: tuple[int, ...]) -> Tensor:
+    def sample(self, shape: tuple[int, ...], batch_dim: int = 0) -> Tensor:
         """Returns the codes of one sample, int64, expanded to its shape.
 
+        Args:
+            shape: shape of a sample.
+            batch_dim: dimension of the batch in the tensors that the codes broadcast to.
         Raises:
             ConfigError: if samples differ, or the shapes do not fit.
         """
-        batch = self.codes.size(0) if self.codes.dim() == len(shape) + 1 else 1
+        ones = [1] * (len(shape) + 1 - self.codes.dim())
+        codes = self.codes.view(*ones, *self.codes.shape).movedim(batch_dim, 0)
         try:
-            spread = self.codes.expand(batch, *shape)
+            spread = codes.expand(-1, *shape)
         except RuntimeError:
             sizes = tuple(self.codes.shape)
             raise ConfigError(
@@ -101,33 +109,67 @@ class Mask:
         if value is None:
             return cls(keys, Fixed(torch.ones(1, 1, 1, keys.keys, dtype=torch.int64), MASK_EDGE))
         places = value.stream.positions.view(1, 1, -1)
-        return cls(keys, Wire(value.signal, replace(value.stream, positions=places)))
+        return cls(keys, replace(value, stream=replace(value.stream, positions=places)))
 
 
-def moved(stream: Stream, batch: int, move: Move) -> Tensor:
+def moved(wire: Wire, batch: int, move: Move) -> tuple[Tensor, int]:
     """Returns the stream positions after a layout operator, which may drop or repeat codes.
 
     Args:
-        stream: input stream.
+        wire: input.
         batch: batch size of the graph, since the operator may contain fixed sizes.
         move: the operator.
-    Returns: int64, shape of one result sample: stream positions of its elements.
+    Returns: stream positions of the elements of one result sample, int64; dimension of the batch.
     Raises:
         ConfigError: if it mixes samples.
     """
     # Every code of the batch has its own number, which reveals codes that change their sample.
-    starts = torch.arange(batch).view(-1, *[1] * len(stream.shape)) * stream.size
-    moved_positions = move(stream.positions + starts)
-    if not isinstance(moved_positions, Tensor):
+    starts = torch.arange(batch) * wire.stream.size
+    numbers = wire.stream.positions.unsqueeze(-1) + starts
+    result = move(numbers.movedim(-1, wire.batch_dim))
+    if not isinstance(result, Tensor):
         raise ConfigError("it does not return a tensor")
-    if not moved_positions.dim() or moved_positions.size(0) != batch:
+    # A batch of one sample may be any dimension of size one.
+    for dim in (dim for dim in range(result.dim()) if result.size(dim) == batch):
+        own = result.movedim(dim, -1) - starts
+        if torch.equal(own, own[..., :1].expand_as(own)):
+            return own[..., 0], dim
+    raise ConfigError(f"it does not keep the samples of a batch apart{KEEP_SAMPLES}")
+
+
+def common_batch_dim(wires: Sequence[Wire]) -> int:
+    """Returns the batch dimension of inputs, 0 without inputs.
+
+    Raises:
+        ConfigError: if it differs.
+    """
+    dims = {wire.batch_dim for wire in wires} or {0}
+    if len(dims) > 1:
+        listed = " and ".join(map(str, sorted(dims)))
         raise ConfigError(
-            f"it does not keep the samples of a batch apart along the first dimension{KEEP_SAMPLES}"
+            f"its inputs have the batch in dimensions {listed}, so that it mixes samples; "
+            "transpose one of them in the model, or use nn.MultiheadAttention with batch_first=True"
         )
-    starts = torch.arange(batch).view(-1, *[1] * (moved_positions.dim() - 1)) * stream.size
-    if not torch.equal(moved_positions - starts, moved_positions[:1].expand_as(moved_positions)):
-        raise ConfigError(f"it moves codes from one sample to another{KEEP_SAMPLES}")
-    return moved_positions[0]
+    return dims.pop()
+
+
+def computes_by_sample(operator: nn.Module, wires: Sequence[Wire]) -> bool:
+    """Returns whether a probe has the same result with the batch as the first dimension."""
+    dim, generator = common_batch_dim(wires), torch.Generator().manual_seed(0)
+    probes = [
+        torch.randint(
+            wire.stream.edge.low,
+            wire.stream.edge.high + 1,
+            (PROBED_SAMPLES, *wire.stream.shape),
+            generator=generator,
+        )
+        for wire in wires
+    ]
+    try:
+        expected = operator(*probes).movedim(0, dim)
+        return torch.equal(operator(*(probe.movedim(0, dim) for probe in probes)), expected)
+    except (RuntimeError, IndexError):  # sizes that do not fit, or a dimension fewer
+        return False
 
 
 def joined(first: Stream, second: Stream, dim: int) -> Tensor:

@@ -163,7 +163,10 @@ def _sum(graph: AdderGraph, node: Node) -> str:
     sign, high = "+" if node.kind == "sum" else "-", width - shift
     if not shift:
         return f"{_wide(graph, *first, width)} {sign} {_wide(graph, *second, width)}"
-    # The lowest bits of the first operand are those of the sum.
+    # The lowest bits of the first operand are those of the sum, or all of them, such as those of
+    # 0 << 2 + 0, or of -5 + (1 << 4).
+    if high <= 0:
+        return _lower(graph, *first, width)
     upper = f"{_upper(graph, *first, shift, high)} {sign} {_wide(graph, *second, high)}"
     return f"{{{upper}, {_lower(graph, *first, shift)}}}"
 
