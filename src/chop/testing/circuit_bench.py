@@ -43,6 +43,7 @@ class Bench:
         is_beat_by_beat: stores the cycle of each beat in `BenchRun.ends`, instead of each sample's
             last beat.
         source: text of the module, if it is in no folder.
+        tied: expressions of further inputs of the module.
     """
 
     module: str
@@ -52,10 +53,12 @@ class Bench:
     folder: Path = RTL
     is_beat_by_beat: bool = False
     source: str = ""
+    tied: Mapping[str, str] = field(default_factory=dict)
 
     def top(self) -> str:
         """Returns a top module with one instance."""
-        connections = {**CLOCKED, **{s: s for port in self.beats for s in port.signals}}
+        connections = {**CLOCKED, **self.tied}
+        connections |= {s: s for port in self.beats for s in port.signals}
         body = instance(self.module, "u_operator", self.parameters, connections)
         return f"{_head(self.beats)}{body}endmodule\n"
 
@@ -70,7 +73,7 @@ class Bench:
         lines += ['    if (!$value$plusargs("reset_at=%d", reset_at)) reset_at = 0;\n']
         lines += ['    if (!$value$plusargs("reset_for=%d", reset_for)) reset_for = 1;\n  end\n']
         lines += ["  always @(posedge clk_i) if (rst_ni && !is_live) count_q <= count_q + 1;\n"]
-        connections = {**CLOCKED, "rst_ni": "(rst_ni && (is_early || is_live))"}
+        connections = {**CLOCKED, **self.tied, "rst_ni": "(rst_ni && (is_early || is_live))"}
         for port, beats in self.beats.items():
             text, wires = _early_input(port, len(beats)) if port.is_input else _early_output(port)
             lines.append(text)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from chop.errors import ConfigError
 from chop.hardware.check.testbench import BenchRun
 from chop.hardware.design.components import get_component
+from chop.hardware.design.load import NO_LOAD
 from chop.hardware.design.plan import RTL, Component, ComponentPlan, Site
 from chop.hardware.design.port import Port
 from chop.hardware.design.stream import Stream
@@ -185,6 +186,7 @@ class Case:
             self.component.folder,
             is_beat_by_beat=True,
             source=plan.source,
+            tied=NO_LOAD if plan.has_load else {},
         )
 
     @cached_property

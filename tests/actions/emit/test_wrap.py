@@ -14,8 +14,8 @@ from tests.actions.emit.circuits import SETTINGS, workload
 
 
 def test_other_wrappers_are_refused_with_the_choices():
-    with pytest.raises(ConfigError, match="got 'axi-lite'.*All choices: axi-stream, none"):
-        parse(EmitConfig, {"wrap": "axi-lite"})
+    with pytest.raises(ConfigError, match="got 'axi': choose from: axi-lite, axi-stream, none"):
+        parse(EmitConfig, {"wrap": "axi"})
     assert parse(EmitConfig, {"wrap": "axi-stream"}).wrap == "axi-stream"
 
 

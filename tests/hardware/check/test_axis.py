@@ -14,7 +14,7 @@ from chop.hardware.check.project import describe_project
 from chop.hardware.check.testbench import compile_testbench, run_testbench
 from chop.hardware.check.vectors import get_codes
 from chop.hardware.check.verify import Check, check_sources, run_check
-from chop.hardware.design.axis import with_axi_stream
+from chop.hardware.design.axis import with_axi_ports
 from chop.hardware.design.emit import emit
 from chop.integer.golden import golden_values
 
@@ -46,7 +46,7 @@ def wrapped(tmp_path_factory):
         mg, {"by": "type", "linear": FORMAT, "relu": FORMAT, "add": FORMAT}
     )
     integer, _ = passes.lower_to_integer_transform_pass(quantized, {"batches": [batch]})
-    design = with_axi_stream(emit(integer, 12))
+    design = with_axi_ports(emit(integer, 12), "axi-stream")
     folder, project = tmp_path_factory.mktemp("axis"), describe_project(design)
     codes = get_codes(project, golden_values(integer, batch))
     write_circuit(design, codes, folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Container, Mapping
 from dataclasses import asdict, replace
 from functools import partial
@@ -11,6 +12,12 @@ from typing import Any
 from chop import runs
 from chop.actions.emit.check import check_again
 from chop.actions.emit.decoding import decoder_memory, decoding_blocks
+from chop.actions.emit.load import (
+    QUANTIZED,
+    circuit_with_weights,
+    config_of_circuit,
+    lower_again,
+)
 from chop.actions.emit.lower import Lowering, accuracy_sentence, integer_outcome, lower_workload
 from chop.actions.emit.page import (
     HANDSHAKE,
@@ -23,6 +30,7 @@ from chop.actions.emit.page import (
     equal_outputs,
     fifo_blocks,
     interface_table,
+    load_blocks,
     wrapper_blocks,
 )
 from chop.actions.emit.settings import EmitConfig
@@ -34,7 +42,14 @@ from chop.base.files import atomic_folder, recover_folder, write_text
 from chop.base.files.locks import LOCK_FILE
 from chop.errors import CheckpointError, ConfigError, UnavailableError
 from chop.formats import parse_format_string
-from chop.hardware.check.emitted import KIND, display_step, verify, write_circuit, write_folds
+from chop.hardware.check.emitted import (
+    FOLDS,
+    KIND,
+    display_step,
+    verify,
+    write_circuit,
+    write_folds,
+)
 from chop.hardware.check.project import BOARD, BUILD, Project, describe_project
 from chop.hardware.check.vectors import get_codes
 from chop.hardware.check.verify import Codes, checks, trace
@@ -44,7 +59,7 @@ from chop.hardware.costs.devices import XC7, parse_device
 from chop.hardware.costs.estimate import describe_estimate, design_usage
 from chop.hardware.costs.place import check_device, check_fits, place
 from chop.hardware.costs.synth import RESOURCES, synthesize
-from chop.hardware.design.axis import with_axi_stream
+from chop.hardware.design.axis import with_axi_ports
 from chop.hardware.design.dataflow import dataflow_svg
 from chop.hardware.design.design import Design
 from chop.hardware.design.emit import emit as emit_design
@@ -94,9 +109,12 @@ def emit(
         tool_path(tool)
     if config.check_only:
         return check_again(config)
+    if config.weights_from is not None:
+        config, lower = config_of_circuit(config), lower_again
+    else:
+        check_saved_model(config.start_from)
     if lower is lower_workload:
         parse_format_string(config.formats)  # reject a wrong one before reading data
-    check_saved_model(config.start_from)
     if config.place:
         check_device(config.placed_on)
         if not (config.fold or config.device):
@@ -152,6 +170,8 @@ def _emit(
     folder, lowering = output.folder, lower(workload, config, config.samples or ALL_ROWS)
     if config.samples is not None and config.samples > lowering.test_rows:
         say(f"samples: there are only {lowering.test_rows:,} test rows; all are simulated.")
+    if config.weights_from is not None:  # FIFOs keep the depths of the circuit
+        config = replace(config, shrink_fifos=False)
     if config.shrink_fifos:
         check_samples(lowering.rows)
     folding = _folding(config, lowering, folder)
@@ -235,12 +255,15 @@ def _plan(
     config: EmitConfig, lowering: Lowering, folding: Folding | None, has_multipliers: bool
 ) -> Design:
     """Returns the circuit, and checks that it fits its device and pin constraints."""
+    if config.weights_from is not None:
+        assert config.start_from is not None
+        return circuit_with_weights(config.start_from, lowering.integer)
     if folding is None:
         design = emit_design(lowering.integer, config.fold)
     else:
         design = emit_design(lowering.integer, folding.fold, folds=folding.folds, soft=folding.soft)
-    if config.wrap == "axi-stream":
-        design = with_axi_stream(design)
+    if config.wrap != "none":
+        design = with_axi_ports(design, config.wrap)
     if config.place:
         check_fits(design, config.placed_on, has_multipliers)
     if config.pins is not None:
@@ -251,6 +274,10 @@ def _plan(
 def _folding(config: EmitConfig, lowering: Lowering, folder: Path) -> Folding | None:
     """Returns the folds for a device, and writes them into the folder."""
     if config.device is None:
+        return None
+    if config.weights_from is not None:
+        assert config.start_from is not None
+        shutil.copyfile(config.start_from / FOLDS, folder / FOLDS)
         return None
     with display_step(f"folding for {config.device}"):
         folding = fold_for(lowering.integer, parse_device(config.device))
@@ -313,6 +340,8 @@ def _write(design: Design, lowering: Lowering, folder: Path) -> Codes:
     codes = get_codes(describe_project(design), lowering.write_golden(folder / GOLDEN))
     write_circuit(design, codes, folder)
     lowering.integer.export(folder / "model")
+    if design.load is not None:
+        lowering.quantized.export(folder / QUANTIZED)
     return codes
 
 
@@ -326,6 +355,7 @@ def _blocks(title: str, result: Mapping[str, Any], design: Design) -> list[Block
         *(Note(text, is_printed=False) for text in (HANDSHAKE, LANES, VALUES)),
         interface_table(design),
         *wrapper_blocks(design),
+        *load_blocks(design),
         *timing_blocks(result["timing"]),
         *decoding_blocks(result),
         Heading("Verification"),

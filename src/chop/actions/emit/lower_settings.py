@@ -25,6 +25,8 @@ class LoweringConfig(WorkloadConfig):
         calibration_rows: training rows that calibrate fractions and scales of activations.
         decode: let a decoder read one token at a time. Keys and values of earlier tokens are in
             caches with room for max_length tokens.
+        weight_memory: fixed, or loadable for a circuit whose weights are written at run time. Sums
+            are then wide enough for any weights of the formats.
 
     The other settings are those of `WorkloadConfig`.
     """
@@ -36,6 +38,7 @@ class LoweringConfig(WorkloadConfig):
     internal_bits: Literal["small", "exact"] = field(default="small", metadata=MORE)
     calibration_rows: Annotated[int, Range(1, 10**9)] = field(default=256, metadata=MORE)
     decode: bool = False
+    weight_memory: Literal["fixed", "loadable"] = "fixed"
 
     def __post_init__(self) -> None:
         super().__post_init__()

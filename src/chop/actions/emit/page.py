@@ -7,12 +7,18 @@ from typing import Any
 
 from chop.actions.emit.timing import latency_tile
 from chop.hardware.costs.estimate import describe_estimate
-from chop.hardware.design.axis import axis_name
+from chop.hardware.design.axis import (
+    REGISTERS,
+    axis_name,
+    has_control,
+    stream_ports,
+)
 from chop.hardware.design.connect import Link
 from chop.hardware.design.dataflow import Dataflow, build_dataflow
 from chop.hardware.design.design import Design
 from chop.hardware.design.instances import Instance
 from chop.hardware.design.interface import describe_interface
+from chop.hardware.design.load import memory_suffix, window
 from chop.ir.graph import MaseGraph
 from chop.report.charts.chart import Axis, Bar, BarChart, Chart, GraphChart, GraphNode
 from chop.report.report import Block, Cell, Heading, Note, Table, Tile
@@ -38,11 +44,22 @@ VALUES = (
     "is its answer."
 )
 AXI_STREAM = (
-    "rtl/top_axis.sv has the same ports as AXI4-Stream, with the clock aclk and the synchronous "
+    "rtl/{}.sv has the same ports as AXI4-Stream, with the clock aclk and the synchronous "
     "reset aresetn, active low, and was simulated around top. A beat has its codes in the lowest "
     "bits of tdata. Inputs ignore the padding above them; outputs have zeros there, tkeep of all "
     "ones, and tlast at the last beat of a sample. tlast of inputs is checked: frame_error stays "
     "high until the reset after a tlast at another beat, or a last beat without it."
+)
+AXI_LITE = (
+    "Signals s_axi_* have 32 bits of data. Other addresses, writes of read-only registers, reads "
+    "of weights, and words out of order or with missing strobes are answered with SLVERR and "
+    "change nothing."
+)
+LOADABLE = (
+    "After each reset, the circuit takes the words of weights/weights.bin: 32 bits each, "
+    "little-endian, in this order, from the port weights or the AXI4-Lite window. Until the last "
+    "word, the components stay in reset, and inputs wait. Later words are not taken. An entry is a "
+    "word of a memory, with its lowest bits in its first word; unused bits are ignored."
 )
 BOTTLENECK, CRITICAL = "bottleneck", "critical path"
 NEAR = 0.9
@@ -87,7 +104,7 @@ def interface_table(design: Design) -> Table:
 
 
 def wrapper_blocks(design: Design) -> list[Block]:
-    """Returns the AXI4-Stream ports of a wrapped design; nothing without a wrapper."""
+    """Returns the AXI ports of a wrapped design; nothing without a wrapper."""
     if not design.wrapper:
         return []
     rows = [
@@ -98,10 +115,57 @@ def wrapper_blocks(design: Design) -> list[Block]:
             "padding bits": 8 * port.bytes - port.bits,
             "beats until tlast": port.beats,
         }
-        for port in design.ports
+        for port in stream_ports(design)
     ]
     title = f"AXI4-Stream ports of {design.wrapper}"
-    return [Note(AXI_STREAM, is_printed=False), Table(title, rows, is_printed=False)]
+    note = AXI_STREAM.format(design.wrapper)
+    return [
+        Note(note, is_printed=False),
+        Table(title, rows, is_printed=False),
+        *_register_blocks(design),
+    ]
+
+
+def _register_blocks(design: Design) -> list[Block]:
+    """Returns the AXI4-Lite registers of a wrapped design, if it has some."""
+    if not has_control(design.wrapper):
+        return []
+    words = 0 if design.load is None else design.load.port.beats
+    rows = [
+        {"register": name, "byte address": f"0x{address:x}", "purpose": purpose}
+        for name, address, purpose in REGISTERS
+    ]
+    if words:
+        ends = window(words), window(words) + 4 * words - 4
+        purpose = f"{words:,} words of weights, written in ascending order with all strobes"
+        rows.append(
+            {
+                "register": "weights",
+                "byte address": f"0x{ends[0]:x} to 0x{ends[1]:x}",
+                "purpose": purpose,
+            }
+        )
+    title = f"AXI4-Lite registers of {design.wrapper}"
+    return [Note(AXI_LITE, is_printed=False), Table(title, rows, is_printed=False)]
+
+
+def load_blocks(design: Design) -> list[Block]:
+    """Returns the address map of loadable weights, and the memories that stay fixed."""
+    if design.load is None:
+        return []
+    loaded = [memory.row for memory in design.load.memories]
+    fixed = [
+        {"component": part.name, "memory": memory_suffix(name), "bits": memory.bits}
+        for part in design.netlist.instances
+        for name, memory in part.plan.memories.items()
+        if not memory.is_loadable
+    ]
+    blocks: list[Block] = [
+        Heading("Weights at run time"),
+        Note(LOADABLE, is_printed=False),
+        Table("Loadable memories", loaded, is_printed=False),
+    ]
+    return blocks + [Table("Fixed memories", fixed, is_printed=False)] * bool(fixed)
 
 
 def equal_outputs(design: Design, verification: Sequence[Mapping[str, Any]]) -> Table:

@@ -44,7 +44,11 @@ class EmitConfig(LoweringConfig):
         clock_mhz: clock frequency in the constraints for synthesis tools. If the circuit is not
             placed, also that for latency and interval in microseconds.
         wrap: ports of a module around the circuit. With axi-stream, `rtl/top_axis.sv` has
-            AXI4-Stream ports, and the circuit is verified through it.
+            AXI4-Stream ports, and the circuit is verified through it. With axi-lite,
+            `rtl/top_axi_lite.sv` also has AXI4-Lite registers, which take loadable weights.
+        weights_from: file with the weights of a retrained model (.safetensors or .pt), for a
+            circuit that was emitted with weight_memory loadable: RUN. The same circuit is written
+            to `out` with the new words, and verified with them. Its number formats stay.
         wave: write a trace of the first sample, `wave.vcd`.
         check_only: repeat the checks of a circuit: RUN or `out`. It verifies the hashes of all
             files, emits the circuit again to compare it, and repeats every simulation with its
@@ -65,7 +69,8 @@ class EmitConfig(LoweringConfig):
     place_seeds: Annotated[int | None, Range(1, 1000)] = field(default=None, metadata=MORE)
     pins: Path | None = None
     clock_mhz: Annotated[float, Range(1e-3, 1e5)] = field(default=100.0, metadata=MORE)
-    wrap: Literal["none", "axi-stream"] = "none"
+    wrap: Literal["none", "axi-stream", "axi-lite"] = "none"
+    weights_from: Path | None = None
     wave: bool = field(default=False, metadata=MORE)
     check_only: bool = False
 

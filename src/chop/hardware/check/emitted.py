@@ -31,10 +31,11 @@ from chop.hardware.check.project import (
 from chop.hardware.check.testbench import VECTORS, testbench_files
 from chop.hardware.check.vectors import get_codes, write_vectors
 from chop.hardware.check.verify import Check, Codes, Verification, check_sources, checks, run_check
-from chop.hardware.design.axis import with_axi_stream
+from chop.hardware.design.axis import SUFFIXES, with_axi_ports
 from chop.hardware.design.design import Design, with_fifo_depths
 from chop.hardware.design.emit import UNFOLDED
 from chop.hardware.design.emit import emit as emit_design
+from chop.hardware.design.load import WEIGHTS
 from chop.hardware.design.verilog import code_lines
 from chop.hardware.folds.foldable import Folding
 from chop.hardware.harness import verilate
@@ -50,7 +51,7 @@ MEASURED = ("equal", "cycles", "latency", "interval", "planned")
 BENCH = "testbench"
 FOLDS = "folds.json"
 """File with the folds of a circuit that was folded for a device."""
-FOLDERS = ("rtl", "memory", VECTORS, BENCH)
+FOLDERS = ("rtl", "memory", VECTORS, BENCH, WEIGHTS)
 NO_WRAPPER = b',\n  "wrapper": ""'
 """Field of `DESIGN` that versions without wrappers did not write."""
 EXCERPT = 60
@@ -87,7 +88,7 @@ def check_emitted(folder: Path) -> list[Verification]:
     # commands.
     with scratch_folder("emit") as own:
         with display_step("emitting the circuit again"):
-            design = _emitted_again(folder, mg, manifest)
+            design = emitted_again(folder, mg, manifest)
             project = describe_project(design)
             codes = get_codes(project, golden)
             write_circuit(design, codes, own)
@@ -118,7 +119,13 @@ def write_circuit(design: Design, codes: Codes, folder: Path) -> None:
     make_folder(folder / BENCH)
     samples = len(next(iter(codes.values())))
     bench = testbench_files(
-        design.top, design.ports, samples, design.interval, design.memories, design.wrapper
+        design.top,
+        design.ports,
+        samples,
+        design.interval,
+        design.memories,
+        design.wrapper,
+        design.load and design.load.port,
     )
     for name, text in bench.items():
         write_text(folder / BENCH / name, text)
@@ -199,7 +206,16 @@ def _circuit_files(folder: Path) -> set[str]:
     return files
 
 
-def _emitted_again(folder: Path, mg: MaseGraph, manifest: runs.Manifest) -> Design:
+def emitted_again(folder: Path, mg: MaseGraph, manifest: runs.Manifest) -> Design:
+    """Emits the circuit of a folder for an integer graph, with the folder's settings and depths.
+
+    Args:
+        folder: output folder of `chop emit`.
+        mg: the graph in the folder, or one with other weights.
+        manifest: manifest of the folder.
+    Raises:
+        VerificationError: if the graph has no circuit, or a file of the folder is broken.
+    """
     fold, folds, soft = manifest.settings.get("fold"), None, frozenset[str]()
     if not isinstance(fold, int):
         raise VerificationError(f"the manifest of '{folder}' has no number of cycles 'fold'.")
@@ -209,8 +225,9 @@ def _emitted_again(folder: Path, mg: MaseGraph, manifest: runs.Manifest) -> Desi
         design = emit_design(mg, fold, folds=folds, soft=soft)
     except ChopError as error:
         raise VerificationError(f"the model of '{folder}' has no circuit: {error}") from None
-    if manifest.settings.get("wrap") == "axi-stream":
-        design = with_axi_stream(design)
+    wrap = manifest.settings.get("wrap")
+    if wrap in SUFFIXES:
+        design = with_axi_ports(design, wrap)
     return _with_depths(design, folder) if manifest.settings.get("shrink_fifos") else design
 
 

@@ -20,7 +20,7 @@ from chop.hardware.check.testbench import (
 )
 from chop.hardware.design.plan import RTL
 from chop.hardware.design.verilog import sources
-from chop.hardware.harness.top import AXIS, CHECK, SIMULATION, simulation_top, violated_streams
+from chop.hardware.harness.top import AXI, CHECK, SIMULATION, simulation_top, violated_streams
 
 TESTBENCH = "testbench"
 PROGRAM = "simulation.vvp"
@@ -55,14 +55,20 @@ def simulate_by_icarus(stimulus: Stimulus) -> Simulation:
 def _sources(work: Path, stimulus: Stimulus) -> list[Path]:
     """Returns the project's sources and those of the testbench, which are written into `work`."""
     project = stimulus.project
-    bench = testbench(SIMULATION, project.ports, stimulus.samples, interval=project.interval)
+    bench = testbench(
+        SIMULATION,
+        project.ports,
+        stimulus.samples,
+        interval=project.interval,
+        load=project.load,
+    )
     texts = {
         SIMULATION: simulation_top(project),
         TESTBENCH: bench,
     }
     own = {path.name: path for path in list_sources(work)}
     # Later entries replace earlier ones: a module of the project is the one under test.
-    checkers = {f"{name}.sv": RTL / f"{name}.sv" for name in (CHECK, AXIS)}
+    checkers = {f"{name}.sv": RTL / f"{name}.sv" for name in (CHECK, *AXI)}
     paths = {**checkers, **sources(bench), **own}
     for module, text in texts.items():
         # The leading dot avoids the names of the linked project files.

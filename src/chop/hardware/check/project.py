@@ -16,9 +16,10 @@ from chop.base.files.reading import read_bytes, read_text
 from chop.base.notices import warn_once
 from chop.config import parse
 from chop.errors import CheckpointError, ConfigError
-from chop.hardware.design.axis import FRAME_ERROR, axis_signals
+from chop.hardware.design.axis import FRAME_ERROR, outer_signals
 from chop.hardware.design.design import Design
 from chop.hardware.design.instances import Boundary
+from chop.hardware.design.load import WEIGHTS, WORDS_FILE, Load, load_port
 from chop.hardware.design.port import Port
 
 DESIGN = "design.json"
@@ -92,6 +93,7 @@ class Project:
         codes: meaning of the codes of each port, by port name.
         fifos: FIFOs of the top module.
         wrapper: name of the module around the top module, with AXI4-Stream ports; empty for none.
+        loaded_words: words of 32 bits on the port `weights` after each reset; 0 for fixed weights.
     """
 
     top: str
@@ -101,6 +103,17 @@ class Project:
     codes: Mapping[str, PortCodes]
     fifos: tuple[Fifo, ...] = ()
     wrapper: str = ""
+    loaded_words: int = 0
+
+    @property
+    def load(self) -> Port | None:
+        """Port that takes the words of weights; None if all weights are fixed."""
+        return load_port(self.loaded_words) if self.loaded_words else None
+
+    @property
+    def ends(self) -> tuple[Port, ...]:
+        """All streams of the top module: its ports, and the words of weights behind them."""
+        return self.ports if self.load is None else (*self.ports, self.load)
 
     @property
     def outermost(self) -> str:
@@ -116,12 +129,10 @@ class Project:
     def signals(self) -> list[tuple[str, int]]:
         """Name and bits of each signal of the outermost module."""
         if self.wrapper:
-            axis = [signal for port in self.ports for signal in axis_signals(port)]
-            return [(self.clock, 1), ("aresetn", 1), *axis, (FRAME_ERROR, 1)]
+            outer = outer_signals(self.ends, self.wrapper)
+            return [(self.clock, 1), ("aresetn", 1), *outer, (FRAME_ERROR, 1)]
         streams = [
-            pair
-            for port in self.ports
-            for pair in zip(port.signals, (port.bits, 1, 1), strict=True)
+            pair for port in self.ends for pair in zip(port.signals, (port.bits, 1, 1), strict=True)
         ]
         return [(self.clock, 1), ("rst_ni", 1), *streams]
 
@@ -135,7 +146,14 @@ def describe_project(design: Design) -> Project:
         for link in design.fifos
     )
     return Project(
-        design.top, design.ports, design.streams, design.interval, codes, fifos, design.wrapper
+        design.top,
+        design.ports,
+        design.streams,
+        design.interval,
+        codes,
+        fifos,
+        design.wrapper,
+        0 if design.load is None else design.load.port.beats,
     )
 
 
@@ -171,7 +189,25 @@ def write_design(design: Design, folder: Path, paths: Iterable[str] | None = Non
         write_text(folder / path, design.files[path])
         # Digest of the text, since another process may have changed the file by now.
         _written.add(_mark(path, design.files[path].replace("\n", os.linesep).encode()))
+    if design.load is not None:
+        write_load(design.load, folder)
     write_json(folder / DESIGN, asdict(describe_project(design)))
+
+
+def write_load(load: Load, folder: Path) -> None:
+    """Writes the words of weights and their address map into the folder `WEIGHTS`.
+
+    Args:
+        load: the words.
+        folder: project folder.
+    Raises:
+        WriteError: if the disk is full or read-only.
+    """
+    make_folder(folder / WEIGHTS)
+    write_text(folder / WORDS_FILE, load.hex())
+    write_text(folder / WEIGHTS / "weights.h", load.header())
+    with writing(folder / WEIGHTS / "weights.bin"):
+        (folder / WEIGHTS / "weights.bin").write_bytes(load.binary())
 
 
 def link_sources(folder: Path) -> None:
@@ -226,7 +262,7 @@ def _check_project(project: Project) -> None:
         if not NAME.fullmatch(name):
             raise ConfigError(f"{name!r} is not a valid SystemVerilog name.")
     widths = [*dict(project.streams).values(), *(port.bits for port in project.ports)]
-    times = [project.interval, *(port.beats for port in project.ports)]
+    times = [project.interval, *(port.beats for port in project.ends)]
     sizes = [size for port in project.ports for size in (port.lanes, port.width)]
     sizes += [fifo.depth for fifo in project.fifos]
     for numbers, most in ((widths, WIDEST), (sizes, WIDEST), (times, LONGEST)):
@@ -235,6 +271,8 @@ def _check_project(project: Project) -> None:
             raise ConfigError(
                 f"expected 1 to {most} for stream sizes and the interval, got {wrong}."
             )
+    if WEIGHTS in {port.name for port in project.ports}:
+        raise ConfigError(f"'{WEIGHTS}' cannot be the name of a port for samples.")
     if not project.ports or {port.name for port in project.ports} - project.codes.keys():
         raise ConfigError("expected at least one port, and the codes of each port.")
 

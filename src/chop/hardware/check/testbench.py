@@ -12,6 +12,7 @@ from torch import Tensor
 from chop.errors import ChopError
 from chop.hardware.check.profiles import PROFILES, Profile
 from chop.hardware.design.axis import bench_instance
+from chop.hardware.design.load import WEIGHTS, WORDS_FILE
 from chop.hardware.design.plan import Memory
 from chop.hardware.design.port import Port
 from chop.hardware.design.verilog import FOLDER, FileIn, Name, instance, sources
@@ -40,6 +41,7 @@ def testbench(
     memories: Sequence[str] = (),
     is_beat_by_beat: bool = False,
     wrapper: str = "",
+    load: Port | None = None,
 ) -> str:
     """Returns the text of the module `testbench`.
 
@@ -58,7 +60,10 @@ def testbench(
         is_beat_by_beat: prints the cycle of each beat, and counts beats instead of samples.
         wrapper: name of the module with AXI4-Stream ports around `top`, which is tested with it;
             empty for none.
+        load: port that takes the words in `WORDS_FILE` before the samples. Cycles are counted from
+            the end of the loading, when the design leaves its reset.
     """
+    ends = list(ports) if load is None else [*ports, load]
     longest = max(profile.pause_cycles(interval) for profile in PROFILES)
     timeout += 10 * (interval + longest)
     is_endless = not any(port.is_input for port in ports)
@@ -70,25 +75,26 @@ def testbench(
         samples=samples,
         profiles=", ".join(f"{number} {profile.name}" for number, profile in enumerate(PROFILES)),
         last_profile=len(PROFILES) - 1,
-        shares=", ".join(f"share_{number}" for number in range(len(ports))),
+        shares=", ".join(f"share_{number}" for number in range(len(ends))),
         cases="\n".join(
-            f"      {k}: {_case(profile, ports, interval)}" for k, profile in enumerate(PROFILES)
+            f"      {k}: {_case(profile, ends, interval)}" for k, profile in enumerate(PROFILES)
         ),
         timeout=timeout,
         most=min(10 * timeout + SLOWEST * samples * interval, MOST_CYCLES),
         drain=DRAIN_CYCLES,
-        last=len(ports) - 1,
-        ports=ports,
+        last=len(ends) - 1,
+        ports=ends,
+        load_end=None if load is None else f"done[{len(ports)}]",
         folder=FOLDER,
-        files=[*memories, *(f"{VECTORS}/{port.name}.hex" for port in ports)],
-        moves=" || ".join("({1} && {2})".format(*port.signals) for port in ports),
+        files=[*memories, *map(_file, ends)],
+        moves=" || ".join("({1} && {2})".format(*port.signals) for port in ends),
         instances="\n".join(
-            [bench_instance(top, ports, wrapper, ("clk", "rst_n"), parameters)]
+            [bench_instance(top, ends, wrapper, ("clk", "rst_n"), parameters)]
             + [
-                _source(port, number, samples)
+                _source(port, number, 1 if port is load else samples)
                 if port.is_input
                 else _sink(port, number, samples, is_endless, is_beat_by_beat)
-                for number, port in enumerate(ports)
+                for number, port in enumerate(ends)
             ]
         ),
     )
@@ -101,6 +107,7 @@ def testbench_files(
     interval: int,
     memories: Sequence[str] = (),
     wrapper: str = "",
+    load: Port | None = None,
 ) -> dict[str, str]:
     """Returns the testbench and the library modules that it uses, by file name.
 
@@ -111,8 +118,11 @@ def testbench_files(
         interval: cycles between two samples of the design.
         memories: see `testbench`.
         wrapper: see `testbench`.
+        load: see `testbench`.
     """
-    text = testbench(top, ports, samples, interval=interval, memories=memories, wrapper=wrapper)
+    text = testbench(
+        top, ports, samples, interval=interval, memories=memories, wrapper=wrapper, load=load
+    )
     parts = {name: path.read_text() for name, path in sources(text).items()}
     return {"testbench.sv": text, **parts}
 
@@ -153,7 +163,7 @@ def _end(
     wires: Mapping[str, str],
 ) -> str:
     """Returns the text that a stream source and a stream sink share."""
-    file = {"FILE": FileIn(f"{VECTORS}/{port.name}.hex")}
+    file = {"FILE": FileIn(_file(port))}
     counts = {"BEATS": samples * port.beats, "STREAM": number}
     clocked = {"clk_i": "clk", "rst_ni": "rst_n", "seed_i": "seed", "done_o": f"done[{number}]"}
     pauses = {"pause_every_i": "pause_every", "pause_cycles_i": "pause_cycles"}
@@ -164,6 +174,11 @@ def _end(
         {**file, **counts, **parameters},
         {**clocked, **pauses, **wires},
     )
+
+
+def _file(port: Port) -> str:
+    """Returns the project path of a port's beats."""
+    return WORDS_FILE if port.name == WEIGHTS else f"{VECTORS}/{port.name}.hex"
 
 
 def vectors(port: Port, beats: Tensor) -> str:

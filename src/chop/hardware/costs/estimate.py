@@ -15,6 +15,7 @@ from chop.hardware.costs.devices import XC7, Family, SmallRam
 from chop.hardware.costs.logic import estimate_logic
 from chop.hardware.design.connect import Connections, connect
 from chop.hardware.design.instances import Instance, Netlist
+from chop.hardware.design.load import WORD_BITS, loadable
 from chop.hardware.design.netlist import netlist
 from chop.hardware.design.plan import ComponentPlan, Memory, Resources
 from chop.hardware.design.products import cut, soft_parts
@@ -117,7 +118,7 @@ class Estimate:
 def estimate(plans: Iterable[ComponentPlan]) -> Estimate:
     """Estimates the resources of components."""
     every = list(plans)
-    memories = [memory for plan in every for memory in plan.memories.values()]
+    memories = [m for plan in every for m in plan.memories.values() if not m.is_loadable]
     return Estimate(
         sum(
             dsp_blocks(*widths) * count
@@ -137,7 +138,15 @@ def design_usage(made: Netlist, connections: Connections, family: Family = XC7) 
         total = total.plus(_part_usage(part, family))
     for link in connections.links:
         total = total.plus(module_usage(link.module, link.parameters, family))
+    if (load := loadable(made.instances)) is not None:
+        total = total.plus(_loader_usage(load.port.beats))
     return Usage(round(total.lut), round(total.ff), total.dsp, total.bram)
+
+
+def _loader_usage(words: int) -> Usage:
+    """Estimates `chop_load`: a counter, its comparison, and the register of a word."""
+    count = words.bit_length()
+    return Usage(2 * count, 2 * count + WORD_BITS + 4)
 
 
 def _part_usage(part: Instance, family: Family = XC7) -> Usage:
@@ -153,7 +162,10 @@ def plan_usage(module: str, plan: ComponentPlan, family: Family = XC7) -> Usage:
         # With two registers per factor, a multiplier takes in the output register of its weight
         # memory as well as the register of the factor.
         feeds = has_multipliers and name == WEIGHTS
-        each = _memory_usage(memory, family, feeds and family.input_registers > 1)
+        if memory.is_loadable:
+            each = _loadable_usage(memory, family)
+        else:
+            each = _memory_usage(memory, family, feeds and family.input_registers > 1)
         total = total.plus(Usage(*(memory.copies * number for number in each)))
     if plan.source:  # all of it is in the resources
         return total
@@ -185,6 +197,20 @@ def _memory_usage(memory: Memory, family: Family, is_absorbed: bool) -> Usage:
     if not is_absorbed and not (blocks and family.absorbs_words):
         ffs += _distinct_columns(memory)
     return Usage(table_luts(memory, family), ffs, 0, blocks)
+
+
+def _loadable_usage(memory: Memory, family: Family) -> Usage:
+    """Returns the resources of a memory of `chop_ram`: its parts, and the register of a write.
+
+    Its output register is not absorbed by a multiplier.
+    """
+    parts = -(-memory.width // WORD_BITS)
+    offset = (len(memory.words) * parts).bit_length()
+    total = Usage(2 * offset + parts, 1 + offset + WORD_BITS + memory.width)
+    for first in range(0, memory.width, WORD_BITS):
+        bits = min(memory.width - first, WORD_BITS)
+        total = total.plus(_ram(len(memory.words), bits, family))
+    return total
 
 
 def module_usage(

@@ -19,12 +19,22 @@ from chop.hardware.design.connect import (
 )
 from chop.hardware.design.instances import Instance, Netlist
 from chop.hardware.design.interface import PortDescription, describe_interface
-from chop.hardware.design.plan import RTL
+from chop.hardware.design.load import NO_LOAD, Load, loadable, memory_suffix
+from chop.hardware.design.plan import RTL, Memory
 from chop.hardware.design.port import Port
 from chop.hardware.design.verilog import FOLDER, FileIn, instance, sources
 from chop.hardware.settings import TOP
 
 CLOCKED = {"clk_i": "clk_i", "rst_ni": "rst_ni"}
+RUNS = "runs"
+"""Reset of the components, active low, and end of the loading, in a circuit with a loader."""
+LOAD = "load"
+"""Writes of the loader, which `chop_ram` explains."""
+LOADER = """\
+  // Components stay in reset, and inputs wait, until all words of the weights are written.
+  logic [56:0] load;
+  logic runs;
+"""
 _NOT_IN_COMMENTS = re.compile(r"[^\w.]", re.ASCII)
 PROTOCOL = """\
 // Hold rst_ni low for four cycles. A beat moves at a rising edge of clk_i with valid and ready
@@ -45,6 +55,7 @@ class Design:
         netlist: source of the design.
         connections: links between the components.
         wrapper: name of a module around the top module, with AXI4-Stream ports; empty for none.
+        load: weights that are written at run time; None if all are fixed.
     """
 
     top: str
@@ -54,6 +65,7 @@ class Design:
     netlist: Netlist
     connections: Connections
     wrapper: str = ""
+    load: Load | None = None
 
     @property
     def fifos(self) -> list[Link]:
@@ -73,10 +85,10 @@ class Design:
 
 def build_design(netlist: Netlist, top: str = TOP) -> Design:
     """Writes a netlist as SystemVerilog."""
-    connections = connect(netlist)
+    connections, load = connect(netlist), loadable(netlist.instances)
     ports = [Port.of(port.name, port.wire.stream, True) for port in netlist.inputs]
     ports += [Port.of(port.name, port.wire.stream, False) for port in netlist.outputs]
-    text = _top(netlist, connections, ports, top)
+    text = _top(netlist, connections, ports, top, load)
     files = {top_path(top): text}
     if top in {part.module for part in netlist.instances}:
         raise ConfigError(
@@ -97,10 +109,10 @@ def build_design(netlist: Netlist, top: str = TOP) -> Design:
     for part in netlist.instances:
         if part.plan.source:
             files[f"rtl/{part.module}.sv"] = part.plan.source
-        for parameter, memory in part.plan.memories.items():
+        for parameter, memory in _fixed(part).items():
             files[_memory_path(part, parameter)] = memory.hex()
     streams = tuple(connections.streams)
-    return Design(top, tuple(ports), files, streams, netlist, connections)
+    return Design(top, tuple(ports), files, streams, netlist, connections, load=load)
 
 
 def with_fifo_depths(design: Design, depths: Mapping[str, int]) -> Design:
@@ -111,7 +123,7 @@ def with_fifo_depths(design: Design, depths: Mapping[str, int]) -> Design:
         depths: depths in beats, by FIFO name; other FIFOs are unchanged.
     """
     connections = with_depths(design.connections, depths)
-    text = _top(design.netlist, connections, list(design.ports), design.top)
+    text = _top(design.netlist, connections, list(design.ports), design.top, design.load)
     files = {**design.files, top_path(design.top): text}
     return replace(design, files=files, connections=connections)
 
@@ -122,16 +134,25 @@ def top_path(top: str) -> str:
 
 
 def _memory_path(part: Instance, parameter: str) -> str:
-    return f"memory/{part.name}_{parameter.removesuffix('_FILE').lower()}.hex"
+    return f"memory/{part.name}_{memory_suffix(parameter)}.hex"
 
 
-def _top(netlist: Netlist, connections: Connections, ports: list[Port], top: str) -> str:
+def _fixed(part: Instance) -> dict[str, Memory]:
+    """Returns the read-only memories of an instance by parameter."""
+    return {name: each for name, each in part.plan.memories.items() if not each.is_loadable}
+
+
+def _top(
+    netlist: Netlist, connections: Connections, ports: list[Port], top: str, load: Load | None
+) -> str:
     """Returns the text of the top module."""
     parts = len(netlist.instances)
     interval = max(netlist.interval, connections.interval)
     declared = [line for about in describe_interface(netlist) for line in _documented(about)]
     head = ["input  logic clk_i", "input  logic rst_ni", *declared]
-    has_memories = any(part.plan.memories for part in netlist.instances)
+    if load is not None:
+        head += load.declaration()
+    has_memories = any(_fixed(part) for part in netlist.instances)
     lines = [f"// {parts} components; a sample every {interval} cycles without stalls.\n"]
     lines.append(PROTOCOL)
     if has_memories:
@@ -140,9 +161,10 @@ def _top(netlist: Netlist, connections: Connections, ports: list[Port], top: str
     lines.append(f"module {top}{parameter} (\n  " + ",\n  ".join(head) + "\n);\n")
     for name, bits in connections.streams:
         lines.append(f"  logic [{bits - 1}:0] {name}_data;\n  logic {name}_valid, {name}_ready;\n")
-    lines += _assignments(netlist, ports)
-    lines += [_link(link) for link in connections.links]
-    lines += _components(netlist)
+    lines += _loader(load)
+    lines += _assignments(netlist, ports, load)
+    lines += [_link(link, load) for link in connections.links]
+    lines += _components(netlist, load)
     return "".join([*lines, "endmodule\n"])
 
 
@@ -152,7 +174,21 @@ def _documented(about: PortDescription) -> list[str]:
     return ["\n  ".join([*about.comment_lines(), first]), *others]
 
 
-def _assignments(netlist: Netlist, ports: list[Port]) -> Iterator[str]:
+def _loader(load: Load | None) -> Iterator[str]:
+    """Yields the instance that takes the words of weights."""
+    if load is not None:
+        data, valid, ready = load.port.signals
+        pins = {**CLOCKED, "weights_i": data, "weights_valid_i": valid, "weights_ready_o": ready}
+        pins |= {"load_o": LOAD, "runs_o": RUNS}
+        yield LOADER + instance("chop_load", f"u_{LOAD}", {"WORDS": load.port.beats}, pins)
+
+
+def _clocked(load: Load | None) -> dict[str, str]:
+    """Returns the clock and reset of components and of the links between them."""
+    return {**CLOCKED, "rst_ni": RUNS} if load is not None else dict(CLOCKED)
+
+
+def _assignments(netlist: Netlist, ports: list[Port], load: Load | None) -> Iterator[str]:
     """Returns the assignments between ports and their inner streams."""
     signals = [port.wire.signal for port in netlist.inputs]
     signals += [output_signal(port) for port in netlist.outputs]
@@ -162,11 +198,12 @@ def _assignments(netlist: Netlist, ports: list[Port]) -> Iterator[str]:
             # `ready`, number 2, has the opposite direction of data and valid.
             enters = port.is_input != (number == 2)
             left, right = (inner, outer) if enters else (outer, inner)
-            yield f"  assign {left} = {right};\n"
+            waits = f" && {RUNS}" * (load is not None and port.is_input and number > 0)
+            yield f"  assign {left} = {right}{waits};\n"
 
 
-def _link(link: Link) -> str:
-    pins = {**CLOCKED, **_pins("in", 0, link.source)}
+def _link(link: Link, load: Load | None) -> str:
+    pins = {**_clocked(load), **_pins("in", 0, link.source)}
     if len(link.targets) == 1:
         pins |= _pins("out", 0, link.targets[0])
         return instance(link.module, f"u_{link.name}", link.parameters, pins)
@@ -186,7 +223,7 @@ def _vector(targets: tuple[str, ...], kind: str) -> str:
     return "{" + ", ".join(f"{target}_{kind}" for target in reversed(targets)) + "}"
 
 
-def _components(netlist: Netlist) -> Iterator[str]:
+def _components(netlist: Netlist, load: Load | None) -> Iterator[str]:
     """Yields the instances, with a comment wherever another module of the model begins."""
     owner = None
     for part in netlist.instances:
@@ -195,13 +232,17 @@ def _components(netlist: Netlist) -> Iterator[str]:
             owner = parent
             yield f"\n  // Module {owner or 'of the model'}\n"
         yield f"  // Layer {name}: {part.kind}\n" if name else f"  // {part.kind}\n"
-        yield _component(part)
+        yield _component(part, load)
 
 
-def _component(part: Instance) -> str:
+def _component(part: Instance, load: Load | None) -> str:
     parameters = dict(part.plan.parameters)
-    parameters |= {name: FileIn(_memory_path(part, name)) for name in part.plan.memories}
-    pins = dict(CLOCKED)
+    parameters |= {name: FileIn(_memory_path(part, name)) for name in _fixed(part)}
+    bases = {} if load is None else load.parameters(part.name)
+    pins = _clocked(load)
+    if part.plan.has_load:
+        pins |= {"load_i": LOAD} if bases else NO_LOAD
+    parameters |= bases
     for k in range(len(part.inputs)):
         pins |= _pins("in", k, input_signal(part, k))
     pins |= _pins("out", 0, part.name)

@@ -54,7 +54,7 @@ class Instance:
             "cycles": plan.cycles,
             "multipliers": 0 if is_soft else products,
             "soft_multipliers": products if is_soft else 0,
-            "rom_bits": sum(memory.bits for memory in plan.memories.values()),
+            "rom_bits": sum(m.bits for m in plan.memories.values() if not m.is_loadable),
         }
 
 

@@ -53,17 +53,19 @@ class Site:
 
 @dataclass(frozen=True)
 class Memory:
-    """Contents of a read-only memory.
+    """Contents of a memory, which is read-only unless it is loadable.
 
     Attributes:
         words: non-negative words of `width` bits, in two's complement if signed.
         width: width in bits.
         copies: copies in a component, to read several words per cycle.
+        is_loadable: True if the words are written at run time.
     """
 
     words: tuple[int, ...]
     width: int
     copies: int = 1
+    is_loadable: bool = False
 
     @property
     def bits(self) -> int:
@@ -157,7 +159,9 @@ class ComponentPlan:
         lanes: required lanes of each input. A converter is inserted if its producer differs.
         out: output stream.
         cycles: cycles between two samples without stalls.
-        memories: contents of read-only memories, by the parameter with the file name.
+        memories: contents of memories, by the parameter with the file name. The parameter of the
+            address of a loadable memory has BASE instead of FILE in its name.
+        has_load: True if the module has the input `load_i`, which writes loadable memories.
         resources: resources of one instance, without read-only memories.
         holds: for each input, the share of a sample that is consumed, and stored inside, before the
             first output. 1 means a whole sample, such as for an operand of a product. More than 1
@@ -177,6 +181,7 @@ class ComponentPlan:
     out: Stream
     cycles: int
     memories: Mapping[str, Memory] = field(default_factory=dict)
+    has_load: bool = False
     resources: Resources = field(default_factory=Resources)
     holds: tuple[float, ...] = ()
     needs: tuple[Tensor, ...] = ()

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 TAKEN = re.compile(
-    r"(clk|violated|FOLDER|(.*_)?(in|out|branch|fork|constant|order|again|part|buffer|upsize|downsize|data|valid|ready"
+    r"(clk|violated|FOLDER|load|runs|weights|(.*_)?(in|out|branch|fork|constant|order|again|part|buffer|upsize|downsize|data|valid|ready"
     r"|i|o)(_\d+)*)"
 )
 """Names that other signals may have, which consist of a node's name and one of these suffixes."""

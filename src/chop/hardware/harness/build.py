@@ -21,7 +21,7 @@ from chop.base.native import (
 from chop.errors import ConfigError, UnavailableError
 from chop.hardware.check.project import Project, list_sources, source_text
 from chop.hardware.design.plan import RTL
-from chop.hardware.harness.top import AXIS, CHECK, FILL, SIMULATION, ports_header, simulation_top
+from chop.hardware.harness.top import AXI, CHECK, FILL, SIMULATION, ports_header, simulation_top
 from chop.hardware.tools import tool_path, version
 
 HARNESS = Path(__file__).parent / "harness.cpp"
@@ -57,11 +57,11 @@ def verilate(folder: Path, project: Project, wave: bool = False, optimization: s
         raise UnavailableError("simulations need a C++ compiler: apt-get install g++")
     flags = (*FLAGS, f"-DVM_TRACE={int(wave)}")
     own = {path.name: source_text(path) for path in list_sources(folder)}
-    benches = (CHECK, FILL, *([AXIS] if project.wrapper else ()))
+    benches = (CHECK, FILL, *(AXI if project.wrapper else ()))
     sources = own | {f"{name}.sv": (RTL / f"{name}.sv").read_text() for name in benches}
     generated = {
         f"{SIMULATION}.sv": simulation_top(project, project.fifos),
-        "ports.h": ports_header(project.ports),
+        "ports.h": ports_header(project.ends),
     }
     texts = [text for source in sources.items() for text in source]
     tools = (version("verilator") or "", compiler_path, _version(compiler_path), optimization)

@@ -4,7 +4,8 @@
 // PORT(name) to every port. Beats are little-endian, in whole bytes; unused high bits are zero.
 //
 // A cycle: both ends of the streams drive their signals, the model settles, beats move where valid
-// and ready are high, and the clock rises. Cycle 0 is the first without reset.
+// and ready are high, and the clock rises. Cycle 0 is the first without reset, or the first after
+// all weights have been written.
 
 #include <cstdint>
 #include <cstring>
@@ -20,6 +21,7 @@
 namespace {
 
 constexpr int kResetCycles = 4;
+constexpr int kLoadCycles = 4;  // from the last word of weights to the end of the design's reset
 constexpr int64_t kNever = -1;
 constexpr int64_t kAlways = 1 << 16;
 
@@ -47,6 +49,7 @@ struct Beats {
   int64_t share;       // cycles, of 65536, in which a port without a pause may transfer
   int64_t pace_beats;  // of inputs: maximum number offered evenly in ...
   int64_t pace_cycles; // so many cycles; 0: no limit
+  int64_t is_load;     // of inputs: nonzero if the beats are weights, written before cycle 0
   int64_t moved;       // out: number of transfers, surplus ones included
   int64_t violated;    // out, of outputs: first cycle that withdrew or changed a beat, or kNever
 };
@@ -127,6 +130,7 @@ class Source {
     std::memset(signals_.data, 0, beats_.bytes);
   }
   bool done() const { return beats_.moved == beats_.count; }
+  bool loads() const { return beats_.is_load && !done(); }
 
  private:
   Signals signals_;
@@ -234,7 +238,7 @@ class Bench {
 
   Status cycles() {
     int64_t idle = 0, rest = 0;
-    for (int64_t& cycle = run_.cycle = 0; !context_.gotFinish(); ++cycle) {
+    for (int64_t& cycle = run_.cycle = 0; !context_.gotFinish(); cycle += counts()) {
       if (done() && rest++ == run_.drain_cycles) return kDone;
       for (Source& source : sources_) source.drive(cycle);
       for (Sink& sink : sinks_) sink.drive();
@@ -251,6 +255,18 @@ class Bench {
     return kFinished;
   }
 
+  // Cycles are counted from the end of the loading.
+  bool counts() {
+    for (const Source& source : sources_)
+      if (source.loads()) {
+        waits_ = kLoadCycles;
+        return false;
+      }
+    if (waits_ == 0) return true;
+    --waits_;
+    return false;
+  }
+
   bool done() const {
     for (const Source& source : sources_)
       if (!source.done()) return false;
@@ -264,6 +280,7 @@ class Bench {
   CHOP_MODEL model_;
   std::vector<Source> sources_;
   std::vector<Sink> sinks_;
+  int waits_ = 0;
 #if VM_TRACE
   std::unique_ptr<VerilatedVcdC> wave_;
 #endif

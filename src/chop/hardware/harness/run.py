@@ -20,6 +20,7 @@ from chop.errors import ChopError, UnavailableError
 from chop.hardware.check.profiles import Profile
 from chop.hardware.check.project import Project
 from chop.hardware.check.testbench import SLOWEST
+from chop.hardware.design.load import WORDS_FILE
 from chop.hardware.design.packing import beat_bytes
 from chop.hardware.design.port import Port
 from chop.hardware.harness.top import FILL_BITS, checked_names, fill_bits, violated_bits
@@ -107,8 +108,10 @@ def run_library(
         ChopError: if the simulation aborts: a memory is missing, or a `$fatal` was reached.
         UnavailableError: if it takes longer than `RUN_SECONDS`.
     """
-    inputs = [port for port in project.ports if port.is_input]
+    inputs = [port for port in project.ends if port.is_input]
     outputs = [port for port in project.ports if not port.is_input]
+    sent = {**sent, **_words(folder, project)}
+    has_samples = any(port.is_input for port in project.ports)
     pause = profile.pause_cycles(project.interval)
     idle = idle_cycles + 10 * (project.interval + pause)
     beats = {p.name: len(sent[p.name]) // beat_bytes(p) for p in inputs} | dict(expected)
@@ -118,7 +121,7 @@ def run_library(
             (work / f"{port.name}.in").write_bytes(sent[port.name])
 
         def described(ports: Sequence[Port]) -> list[dict[str, Any]]:
-            return [_port(work, p, beats[p.name], profile, project.interval) for p in ports]
+            return [_port(work, p, beats[p.name], profile, project) for p in ports]
 
         job = {
             "library": str(library),
@@ -127,7 +130,7 @@ def run_library(
             "idle_cycles": idle,
             "most_cycles": min(10 * idle + SLOWEST * samples * project.interval, 2**62),
             # Without inputs the samples are endless.
-            "drain_cycles": DRAIN_CYCLES + project.interval if inputs else 0,
+            "drain_cycles": DRAIN_CYCLES + project.interval if has_samples else 0,
             "wave": str(wave.absolute()) if wave else None,
             "inputs": described(inputs),
             "outputs": described(outputs),
@@ -142,7 +145,17 @@ def run_library(
         return _outcome(work, project, result, expected)
 
 
-def _port(work: Path, port: Port, count: int, profile: Profile, interval: int) -> dict[str, Any]:
+def _words(folder: Path, project: Project) -> dict[str, bytes]:
+    """Returns the words of weights in the project folder, by port."""
+    if project.load is None:
+        return {}
+    words = (folder / WORDS_FILE).read_text(encoding="utf-8").split()
+    size = beat_bytes(project.load)
+    return {project.load.name: b"".join(int(w, 16).to_bytes(size, "little") for w in words)}
+
+
+def _port(work: Path, port: Port, count: int, profile: Profile, project: Project) -> dict[str, Any]:
+    is_load, interval = port == project.load, project.interval
     suffix = "in" if port.is_input else "out"
     return {
         "file": str(work / f"{port.name}.{suffix}"),
@@ -150,7 +163,9 @@ def _port(work: Path, port: Port, count: int, profile: Profile, interval: int) -
         "count": count,
         "bytes": beat_bytes(port),
         "share": profile.share(port, interval),
-        "pace": profile.pace(port, interval),
+        # Weights are written before the cycles that a pace counts.
+        "pace": (1, 0) if is_load else profile.pace(port, interval),
+        "is_load": is_load,
     }
 
 
@@ -175,7 +190,7 @@ def _work(job: Path, folder: Path) -> None:
 def _outcome(
     work: Path, project: Project, result: Mapping[str, Any], expected: Mapping[str, int]
 ) -> Outcome:
-    inputs = [port for port in project.ports if port.is_input]
+    inputs = [port for port in project.ends if port.is_input]
     outputs = [port for port in project.ports if not port.is_input]
     moved = dict(zip((p.name for p in (*inputs, *outputs)), result["moved"], strict=True))
     received = {}

@@ -13,7 +13,9 @@ from chop.hardware.templates import render
 
 SIMULATION = "chop_simulation"
 """Module name."""
-CHECK, FILL, AXIS = "chop_stream_check", "chop_stream_fill", "chop_stream_axis"
+CHECK, FILL = "chop_stream_check", "chop_stream_fill"
+AXI = ("chop_stream_axis", "chop_stream_axi_lite")
+"""Checkers of the ports of a wrapper."""
 FILL_BITS = 32
 _REPORTED = r"^stream (\w+) broke the rules$"
 
@@ -28,7 +30,7 @@ def simulation_top(project: Project, fifos: Sequence[Fifo] = ()) -> str:
         project: the project under test.
         fifos: FIFOs with a fill counter.
     """
-    top, ports, wrapper = project.top, project.ports, project.wrapper
+    top, ports, wrapper = project.top, project.ends, project.wrapper
     design = f"u_design.{WRAPPED}" if wrapper else "u_design"
     head = ["input  logic clk_i", "input  logic rst_ni"]
     head += [line for port in ports for line in port.declaration()]
@@ -38,14 +40,14 @@ def simulation_top(project: Project, fifos: Sequence[Fifo] = ()) -> str:
     fills = [_fill(design, number, fifo) for number, fifo in enumerate(fifos)]
     parts = {"head": head, "checks": checks, "fills": fills}
     parts |= {"design": bench_instance(top, ports, wrapper), "bits": violated_bits(project)}
-    axis = len(ports) + 1 if wrapper else 0
+    axis = len(axis_checks(ports, wrapper)) if wrapper else 0
     return render("simulation.sv", top=wrapper or top, module=SIMULATION, axis=axis, **parts)
 
 
 def checked_names(project: Project) -> list[str]:
     """Returns the names of the bits of `violated_o`: inner streams, then AXI4-Stream ports."""
     names = [name for name, _ in project.streams]
-    return names + (axis_checks(project.ports) if project.wrapper else [])
+    return names + (axis_checks(project.ends, project.wrapper) if project.wrapper else [])
 
 
 def violated_bits(project: Project) -> int:

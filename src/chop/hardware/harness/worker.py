@@ -47,6 +47,7 @@ class Beats(ctypes.Structure):
         ("share", c_int64),
         ("pace_beats", c_int64),
         ("pace_cycles", c_int64),
+        ("is_load", c_int64),
         ("moved", c_int64),
         ("violated", c_int64),
     )
@@ -81,7 +82,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
             row.data, row.cycles = ctypes.addressof(data), ctypes.addressof(cycles)
             row.count, row.bytes, row.share = port["count"], port["bytes"], port["share"]
             row.pace_beats, row.pace_cycles = port["pace"]
-            row.moved, row.violated = 0, NEVER
+            row.is_load, row.moved, row.violated = port["is_load"], 0, NEVER
         return beats
 
     inputs, outputs = ports(job["inputs"], True), ports(job["outputs"], False)

@@ -7,7 +7,12 @@ from torch import Tensor
 from chop.hardware.design.lanes import MatrixLanes, divisors
 from chop.hardware.design.plan import ComponentPlan, Memory, Resources, Site
 from chop.hardware.plans.depthwise import depthwise_plan
-from chop.hardware.plans.weighted import count_width, product_stages, weight_memory
+from chop.hardware.plans.weighted import (
+    parameter_memories,
+    parameter_widths,
+    product_stages,
+    weight_memory,
+)
 from chop.hardware.plans.window import WINDOW_STAGES, Window, channels_last, sliding, with_lanes
 from chop.nn.integer import IntegerConv1d, IntegerConv2d
 
@@ -43,7 +48,8 @@ def plan_conv(site: Site) -> ComponentPlan:
     # A window's group waits here while the one before is multiplied for all of its outputs.
     depth = 2 * inputs // lanes.inputs if outputs > lanes.outputs else 2
     weight, bias = _as_sent(operator.weight, window), operator.bias.flatten()
-    bias_width, soft = count_width(bias), site.soft(read.width, count_width(weight))
+    weight_width, bias_width = parameter_widths(operator)
+    soft = site.soft(read.width, weight_width)
     out = channels_last(shape, read, lanes.outputs).of(operator.out)
     parameters = window.parameters(read.width, 0) | {
         "DEPTH": depth,
@@ -51,7 +57,7 @@ def plan_conv(site: Site) -> ComponentPlan:
         "IN_LANES": lanes.inputs,
         "OUT_LANES": lanes.outputs,
         "OUT_FEATURES": outputs,
-        "WEIGHT_W": count_width(weight),
+        "WEIGHT_W": weight_width,
         "BIAS_W": bias_width,
         "OUT_W": out.width,
         "SHIFT": operator.shift,
@@ -63,12 +69,14 @@ def plan_conv(site: Site) -> ComponentPlan:
         lanes=(window.lanes,),
         out=out,
         cycles=max(window.cycles, window.windows * pace),
-        memories={
-            "WEIGHT_FILE": weight_memory(weight, lanes),
-            "BIAS_FILE": Memory.of(bias.view(-1, lanes.outputs).tolist(), bias_width),
-        },
+        memories=parameter_memories(
+            operator,
+            weight_memory(weight, lanes, weight_width),
+            Memory.of(bias.view(-1, lanes.outputs).tolist(), bias_width),
+        ),
+        has_load=True,
         resources=Resources(
-            {(read.width, count_width(weight)): lanes.inputs * lanes.outputs},
+            {(read.width, weight_width): lanes.inputs * lanes.outputs},
             window.memory_bits(read.width) + stored * read.width,
             is_soft=site.is_soft,
         ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from chop.hardware.design.plan import ComponentPlan, Memory, Resources, Site
-from chop.hardware.plans.weighted import count_width
+from chop.hardware.plans.weighted import parameter_memories, parameter_widths
 from chop.hardware.plans.window import WINDOW_STAGES, Window, channels_last
 from chop.nn.integer import IntegerConv1d, IntegerConv2d
 
@@ -24,23 +24,25 @@ def depthwise_plan(
     """
     (read,), lanes = site.inputs, window.lanes
     taps = operator.weight.reshape(window.folds, lanes, -1).transpose(1, 2)
-    bias, width = operator.bias.flatten(), count_width(operator.weight)
+    bias, (width, bias_width) = operator.bias.flatten(), parameter_widths(operator)
     out = channels_last(shape, read, lanes).of(operator.out)
     return ComponentPlan(
         window.parameters(read.width, 0)
         | {
             "WEIGHT_W": width,
-            "BIAS_W": count_width(bias),
+            "BIAS_W": bias_width,
             "OUT_W": out.width,
             "SHIFT": operator.shift,
         },
         lanes=(lanes,),
         out=out,
         cycles=window.cycles,
-        memories={
-            "WEIGHT_FILE": Memory.of(taps.reshape(-1, window.codes).tolist(), width),
-            "BIAS_FILE": Memory.of(bias.view(-1, lanes).tolist(), count_width(bias)),
-        },
+        memories=parameter_memories(
+            operator,
+            Memory.of(taps.reshape(-1, window.codes).tolist(), width),
+            Memory.of(bias.view(-1, lanes).tolist(), bias_width),
+        ),
+        has_load=True,
         resources=Resources({(read.width, width): window.codes}, window.memory_bits(read.width)),
         holds=(window.hold,),
         buffers=(0,),

@@ -27,7 +27,7 @@ def constant_plan(codes: Tensor, stream: Stream) -> ComponentPlan:
     """
     memory = Memory.of(stream.sent(codes.unsqueeze(0)).tolist(), stream.width)
     parameters = {"W": stream.bits, "BEATS": stream.beats}
-    return ComponentPlan(parameters, (), stream, stream.beats, {"FILE": memory})
+    return ComponentPlan(parameters, (), stream, stream.beats, {"FILE": memory}, has_load=True)
 
 
 def concat_plan(first: Stream, second: Stream, dim: int) -> ComponentPlan:

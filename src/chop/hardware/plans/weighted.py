@@ -15,6 +15,7 @@ from chop.hardware.plans.constant_linear import constant_plan
 from chop.nn.integer import IntegerLinear
 from chop.nn.integer.edge import bit_width
 from chop.nn.integer.linear import SharedBlocks
+from chop.nn.integer.weighted import WeightedOperator
 
 PRODUCT_STAGES = 7
 """Cycles of `chop_matvec` and of the FIFO behind it, with a one-cycle product and without the adder
@@ -38,15 +39,15 @@ def plan_linear(site: Site) -> ComponentPlan:
     blocks = None if operator.blocks is None else SharedBlocks(*operator.blocks)
     choices = None if blocks is None else input_lanes(rows, blocks)
     lanes = matrix_lanes(rows.count, rows.features, outputs, site.fold, read.lanes, choices)
-    # Each weight is used in every cycle.
-    if blocks is None and lanes == (rows.features, outputs):
+    # Each weight is used in every cycle. Loadable weights stay in a memory of one word.
+    if blocks is None and operator.ranges is None and lanes == (rows.features, outputs):
         constants = constant_plan(operator, read, rows)
         if constants is not None:
             return constants
     weight, bias = operator.weight[:, rows.order.argsort()], operator.bias
-    weight_width, bias_width = count_width(weight), count_width(bias)
+    weight_width, bias_width = parameter_widths(operator)
     # Weights of -1, 0 and 1 select or negate a code, which takes no multiplier.
-    is_ternary = bool((weight.abs() <= 1).all())
+    is_ternary = has_weights_within_one(operator)
     soft = 0 if is_ternary or blocks else site.soft(read.width, weight_width)
     positions = rows.places[..., None] * outputs + torch.arange(outputs)
     out = Stream(positions, operator.out, lanes.outputs)
@@ -67,10 +68,12 @@ def plan_linear(site: Site) -> ComponentPlan:
         lanes=(lanes.inputs,),
         out=out,
         cycles=rows.count * beats * groups,
-        memories={
-            "WEIGHT_FILE": weight_memory(weight, lanes),
-            "BIAS_FILE": Memory.of(bias.view(groups, -1).tolist(), bias_width),
-        },
+        memories=parameter_memories(
+            operator,
+            weight_memory(weight, lanes, weight_width),
+            Memory.of(bias.view(groups, -1).tolist(), bias_width),
+        ),
+        has_load=True,
         resources=Resources(
             {(read.width, weight_width): lanes.inputs * lanes.outputs},
             rows.features * read.width if groups > 1 else 0,
@@ -91,20 +94,22 @@ def _ternary_plan(
 ) -> ComponentPlan:
     """Derives the plan of `chop_ternary_linear`, which has no multipliers, from `chop_linear`."""
     is_binary = operator.has_signs and bool(weight.all())
-    shift, bias = operator.shift, operator.bias
+    shift, bias, offset = operator.shift, operator.bias, 0
     if is_binary:  # the sum is twice the popcount, less the number of features
-        shift, bias = shift + 1, bias - (weight.size(1) << shift)
+        offset = weight.size(1) << shift
+        shift, bias = shift + 1, bias - offset
         weight = (weight < 0).long()
-    width = count_width(bias)
+    _, width = parameter_widths(operator, offset)
     unknown = ("WEIGHT_W", "SOFT")
     parameters = {name: plan.parameters[name] for name in plan.parameters if name not in unknown}
     return replace(
         plan,
         parameters={**parameters, "BINARY": int(is_binary), "BIAS_W": width, "SHIFT": shift},
-        memories={
-            "WEIGHT_FILE": weight_memory(weight, lanes, 1 if is_binary else 2),
-            "BIAS_FILE": Memory.of(bias.view(-1, lanes.outputs).tolist(), width),
-        },
+        memories=parameter_memories(
+            operator,
+            weight_memory(weight, lanes, 1 if is_binary else 2),
+            Memory.of(bias.view(-1, lanes.outputs).tolist(), width),
+        ),
         resources=Resources(memory_bits=plan.resources.memory_bits),
         latency=plan.latency - FACTOR_STAGES,
         module="chop_ternary_linear",
@@ -116,18 +121,47 @@ def product_stages(lanes: MatrixLanes, soft: int) -> int:
     return PRODUCT_STAGES + BIAS_STAGES + max(soft - 1, 0) + (lanes.inputs - 1).bit_length()
 
 
-def weight_memory(weight: Tensor, lanes: MatrixLanes, width: int = 0) -> Memory:
+def parameter_widths(operator: WeightedOperator, offset: int = 0) -> tuple[int, int]:
+    """Returns the bits of a weight and of a bias, those of all codes of loadable ones.
+
+    Args:
+        operator: layer with weights.
+        offset: number that is subtracted from the biases.
+    """
+    if (ranges := operator.ranges) is None:
+        return count_width(operator.weight), count_width(operator.bias - offset)
+    biases = ranges.bias_low - offset, ranges.bias_high - offset
+    return bit_width(ranges.weight_low, ranges.weight_high), bit_width(*biases)
+
+
+def has_weights_within_one(operator: WeightedOperator) -> bool:
+    """Returns whether all weights are -1, 0 or 1."""
+    if operator.ranges is None:
+        return bool((operator.weight.abs() <= 1).all())
+    return operator.ranges.weight_low >= -1 and operator.ranges.weight_high <= 1
+
+
+def parameter_memories(
+    operator: WeightedOperator, weight: Memory, bias: Memory
+) -> dict[str, Memory]:
+    """Returns the memories of a layer, loadable if its weights are."""
+    is_loadable = operator.ranges is not None
+    memories = {"WEIGHT_FILE": weight, "BIAS_FILE": bias}
+    return {name: replace(each, is_loadable=is_loadable) for name, each in memories.items()}
+
+
+def weight_memory(weight: Tensor, lanes: MatrixLanes, width: int) -> Memory:
     """Returns the words of `chop_linear`, for each group of outputs and each beat of a row.
 
     Args:
         weight: int64 (outputs, inputs), with inputs in stream order.
         lanes: weights of a word.
-        width: bits of a weight; 0 for the bits of the widest one.
+        width: bits of a weight.
     """
     outputs, inputs = weight.shape
     groups, beats = outputs // lanes.outputs, inputs // lanes.inputs
     words = weight.view(groups, lanes.outputs, beats, lanes.inputs).transpose(1, 2)
-    return Memory.of(words.reshape(groups * beats, -1).tolist(), width or count_width(weight))
+    return Memory.of(words.reshape(groups * beats, -1).tolist(), width)
 
 
 def count_width(codes: Tensor) -> int:

@@ -36,7 +36,7 @@ module chop_affine #(
   assign enters = data_in_0_valid_i && data_in_0_ready_o;
 
   chop_words #(.W(LANES * WORD_W), .BEATS(WORDS), .FILE(FILE)) u_words (
-    .clk_i, .rst_ni, .takes_i(enters), .data_o(words));
+    .clk_i, .rst_ni, .load_i(57'b0), .takes_i(enters), .data_o(words));
 
   always_ff @(posedge clk_i) begin
     x_1_q   <= data_in_0_i;

@@ -77,10 +77,10 @@ module chop_block_linear #(
     .sum_valid_o(has_sums));
 
   chop_words #(.W(WORD_W), .BEATS(GROUPS * BEATS), .FILE(WEIGHT_FILE)) u_weight (
-    .clk_i, .rst_ni, .takes_i(takes), .data_o(word));
+    .clk_i, .rst_ni, .load_i(57'b0), .takes_i(takes), .data_o(word));
 
   chop_words #(.W(OUT_LANES * BIAS_W), .BEATS(GROUPS), .FILE(BIAS_FILE)) u_bias (
-    .clk_i, .rst_ni, .takes_i(finishes), .data_o(bias));
+    .clk_i, .rst_ni, .load_i(57'b0), .takes_i(finishes), .data_o(bias));
 
   always_ff @(posedge clk_i) begin
     row_q         <= row;

@@ -16,6 +16,9 @@
 //
 // IN_HEIGHT to PAD_CODE and TAP_LANES are parameters of chop_window. IN_LANES is a multiple of
 // TAP_LANES * LANES.
+//
+// WEIGHT_BASE and BIAS_BASE are addresses for numbers that are written through load_i at run time
+// (see chop_ram), or below zero for memories with the contents of the files.
 module chop_conv #(
   parameter int LANES = 1,
   parameter int IN_W = 8,
@@ -46,10 +49,13 @@ module chop_conv #(
   parameter int SHIFT = 0,
   parameter int SOFT = 0,
   parameter     WEIGHT_FILE = "",
-  parameter     BIAS_FILE = ""
+  parameter     BIAS_FILE = "",
+  parameter int WEIGHT_BASE = -1,
+  parameter int BIAS_BASE = -1
 ) (
   input  logic                       clk_i,
   input  logic                       rst_ni,
+  input  logic [56:0]                load_i,
   input  logic [LANES*IN_W-1:0]      data_in_0_i,
   input  logic                       data_in_0_valid_i,
   output logic                       data_in_0_ready_o,
@@ -85,9 +91,10 @@ module chop_conv #(
     .IN_LANES(IN_LANES), .OUT_LANES(OUT_LANES),
     .IN_FEATURES(FOLDS * KERNEL_Y * KERNEL_X * LANES / GROUPS), .OUT_FEATURES(OUT_FEATURES),
     .SETS(GROUPS), .IN_W(IN_W), .WEIGHT_W(WEIGHT_W), .BIAS_W(BIAS_W), .OUT_W(OUT_W),
-    .SHIFT(SHIFT), .SOFT(SOFT), .WEIGHT_FILE(WEIGHT_FILE), .BIAS_FILE(BIAS_FILE)
+    .SHIFT(SHIFT), .SOFT(SOFT), .WEIGHT_FILE(WEIGHT_FILE), .BIAS_FILE(BIAS_FILE),
+    .WEIGHT_BASE(WEIGHT_BASE), .BIAS_BASE(BIAS_BASE)
   ) u_linear (
-    .clk_i, .rst_ni, .data_in_0_i(waiting), .data_in_0_valid_i(has_waiting),
+    .clk_i, .rst_ni, .load_i, .data_in_0_i(waiting), .data_in_0_valid_i(has_waiting),
     .data_in_0_ready_o(is_waiting_ready), .data_out_0_o, .data_out_0_valid_o,
     .data_out_0_ready_i);
 endmodule

@@ -10,6 +10,9 @@
 //          word of LANES biases of BIAS_W bits for each beat of a pixel.
 //
 // IN_HEIGHT to PAD_CODE and TAP_LANES are parameters of chop_window.
+//
+// WEIGHT_BASE and BIAS_BASE are addresses for numbers that are written through load_i at run time
+// (see chop_ram), or below zero for memories with the contents of the files.
 module chop_depthwise_conv #(
   parameter int LANES = 1,
   parameter int IN_W = 8,
@@ -34,10 +37,13 @@ module chop_depthwise_conv #(
   parameter int OUT_W = 21,
   parameter int SHIFT = 0,
   parameter     WEIGHT_FILE = "",
-  parameter     BIAS_FILE = ""
+  parameter     BIAS_FILE = "",
+  parameter int WEIGHT_BASE = -1,
+  parameter int BIAS_BASE = -1
 ) (
   input  logic                       clk_i,
   input  logic                       rst_ni,
+  input  logic [56:0]                load_i,
   input  logic [LANES*IN_W-1:0]      data_in_0_i,
   input  logic                       data_in_0_valid_i,
   output logic                       data_in_0_ready_o,
@@ -70,8 +76,10 @@ module chop_depthwise_conv #(
     .clk_i, .rst_ni, .data_in_0_i, .data_in_0_valid_i, .data_in_0_ready_o,
     .data_out_0_o(codes), .data_out_0_valid_o(has_codes), .data_out_0_ready_i(moves && has_weight));
 
-  chop_constant #(.W(PRODUCTS * WEIGHT_W), .BEATS(FOLDS * BEATS), .FILE(WEIGHT_FILE)) u_weight (
-    .clk_i, .rst_ni, .data_out_0_o(weight), .data_out_0_valid_o(has_weight),
+  chop_constant #(
+    .W(PRODUCTS * WEIGHT_W), .BEATS(FOLDS * BEATS), .FILE(WEIGHT_FILE), .BASE(WEIGHT_BASE)
+  ) u_weight (
+    .clk_i, .rst_ni, .load_i, .data_out_0_o(weight), .data_out_0_valid_o(has_weight),
     .data_out_0_ready_i(moves && has_codes));
 
   assign moves = !has_terms_q || is_tree_ready;
@@ -115,8 +123,8 @@ module chop_depthwise_conv #(
     .data_in_0_ready_o(is_sum_ready), .data_out_0_o(sums), .data_out_0_valid_o(has_sums),
     .data_out_0_ready_i(last_moves && has_bias));
 
-  chop_constant #(.W(LANES * BIAS_W), .BEATS(FOLDS), .FILE(BIAS_FILE)) u_bias (
-    .clk_i, .rst_ni, .data_out_0_o(bias), .data_out_0_valid_o(has_bias),
+  chop_constant #(.W(LANES * BIAS_W), .BEATS(FOLDS), .FILE(BIAS_FILE), .BASE(BIAS_BASE)) u_bias (
+    .clk_i, .rst_ni, .load_i, .data_out_0_o(bias), .data_out_0_valid_o(has_bias),
     .data_out_0_ready_i(last_moves && has_sums));
 
   assign last_moves = !data_out_0_valid_o || data_out_0_ready_i;

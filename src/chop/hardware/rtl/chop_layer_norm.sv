@@ -221,9 +221,9 @@ module chop_layer_norm #(
   assign is_reciprocal_free = !has_reciprocal_q || (is_sent && send_q == LAST);
 
   chop_words #(.W(LANES * WEIGHT_W), .BEATS(BEATS), .FILE(WEIGHT_FILE)) u_weights (
-    .clk_i, .rst_ni, .takes_i(valid_q[7]), .data_o(weights));
+    .clk_i, .rst_ni, .load_i(57'b0), .takes_i(valid_q[7]), .data_o(weights));
   chop_words #(.W(LANES * BIAS_W), .BEATS(BEATS), .FILE(BIAS_FILE)) u_biases (
-    .clk_i, .rst_ni, .takes_i(valid_q[9]), .data_o(biases));
+    .clk_i, .rst_ni, .load_i(57'b0), .takes_i(valid_q[9]), .data_o(biases));
 
   always_ff @(posedge clk_i) begin
     if (is_reciprocal_free) begin

@@ -10,6 +10,9 @@
 //          row: OUT_LANES * IN_LANES weights of WEIGHT_W bits, output o and input i in lane o *
 //          IN_LANES + i. BIAS_FILE has a word of OUT_LANES biases of BIAS_W bits for each set and
 //          group. A row of codes is stored if there are several groups.
+//
+// WEIGHT_BASE and BIAS_BASE are addresses for numbers that are written through load_i at run time
+// (see chop_ram), or below zero for memories with the contents of the files.
 module chop_linear #(
   parameter int IN_LANES     = 1,
   parameter int OUT_LANES    = 1,
@@ -23,10 +26,13 @@ module chop_linear #(
   parameter int SHIFT        = 0,
   parameter int SOFT         = 0,
   parameter     WEIGHT_FILE  = "",
-  parameter     BIAS_FILE    = ""
+  parameter     BIAS_FILE    = "",
+  parameter int WEIGHT_BASE  = -1,
+  parameter int BIAS_BASE    = -1
 ) (
   input  logic                       clk_i,
   input  logic                       rst_ni,
+  input  logic [56:0]                load_i,
   input  logic [IN_LANES*IN_W-1:0]   data_in_0_i,
   input  logic                       data_in_0_valid_i,
   output logic                       data_in_0_ready_o,
@@ -46,11 +52,14 @@ module chop_linear #(
   logic takes, starts, is_ready, finishes, has_sums, has_results_q;
 
   chop_words #(
-    .W(OUT_LANES * IN_LANES * WEIGHT_W), .BEATS(SETS * GROUPS * BEATS), .FILE(WEIGHT_FILE)
-  ) u_weight (.clk_i, .rst_ni, .takes_i(takes), .data_o(weight));
+    .W(OUT_LANES * IN_LANES * WEIGHT_W), .BEATS(SETS * GROUPS * BEATS),
+    .FILE(WEIGHT_FILE), .BASE(WEIGHT_BASE)
+  ) u_weight (.clk_i, .rst_ni, .load_i, .takes_i(takes), .data_o(weight));
 
-  chop_words #(.W(OUT_LANES * BIAS_W), .BEATS(SETS * GROUPS), .FILE(BIAS_FILE)) u_bias (
-    .clk_i, .rst_ni, .takes_i(finishes), .data_o(bias));
+  chop_words #(
+    .W(OUT_LANES * BIAS_W), .BEATS(SETS * GROUPS), .FILE(BIAS_FILE), .BASE(BIAS_BASE)
+  ) u_bias (
+    .clk_i, .rst_ni, .load_i, .takes_i(finishes), .data_o(bias));
 
   chop_matvec #(
     .IN_LANES(IN_LANES), .OUT_LANES(OUT_LANES), .IN_FEATURES(IN_FEATURES),

@@ -53,7 +53,7 @@ module chop_requantize #(
 
   if (CHANNEL_BEATS > 0) begin : g_channels
     chop_words #(.W(LANES * CHANNEL_W), .BEATS(CHANNEL_BEATS), .FILE(CHANNEL_FILE)) u_channels (
-      .clk_i, .rst_ni, .takes_i(enters), .data_o(channel));
+      .clk_i, .rst_ni, .load_i(57'b0), .takes_i(enters), .data_o(channel));
   end else begin : g_one
     assign channel = {LANES{CHANNEL_W'(CHANNEL)}};
   end

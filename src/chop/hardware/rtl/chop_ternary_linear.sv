@@ -16,6 +16,9 @@
 //          + i, in two's complement. If BINARY is 1, a weight has one bit, which is 1 for negative
 //          weights. BIAS_FILE has a word of OUT_LANES biases of BIAS_W bits for each group. A row
 //          of codes is stored if there are several groups.
+//
+// WEIGHT_BASE and BIAS_BASE are addresses for numbers that are written through load_i at run time
+// (see chop_ram), or below zero for memories with the contents of the files.
 module chop_ternary_linear #(
   parameter int IN_LANES     = 1,
   parameter int OUT_LANES    = 1,
@@ -28,10 +31,13 @@ module chop_ternary_linear #(
   parameter int SHIFT        = 0,
   parameter     WEIGHT_FILE  = "",
   parameter     BIAS_FILE    = "",
+  parameter int WEIGHT_BASE  = -1,
+  parameter int BIAS_BASE    = -1,
   localparam int WEIGHT_W    = (BINARY != 0) ? 1 : 2
 ) (
   input  logic                       clk_i,
   input  logic                       rst_ni,
+  input  logic [56:0]                load_i,
   input  logic [IN_LANES*IN_W-1:0]   data_in_0_i,
   input  logic                       data_in_0_valid_i,
   output logic                       data_in_0_ready_o,
@@ -66,11 +72,13 @@ module chop_ternary_linear #(
     .ready_i(is_ready), .takes_o(takes), .starts_o(starts), .data_o(row), .adds_o(adds),
     .is_first_o(is_first), .finishes_o(finishes), .sum_valid_o(has_sums));
 
-  chop_words #(.W(WORD_W), .BEATS(GROUPS * BEATS), .FILE(WEIGHT_FILE)) u_weight (
-    .clk_i, .rst_ni, .takes_i(takes), .data_o(word));
+  chop_words #(
+    .W(WORD_W), .BEATS(GROUPS * BEATS), .FILE(WEIGHT_FILE), .BASE(WEIGHT_BASE)
+  ) u_weight (
+    .clk_i, .rst_ni, .load_i, .takes_i(takes), .data_o(word));
 
-  chop_words #(.W(OUT_LANES * BIAS_W), .BEATS(GROUPS), .FILE(BIAS_FILE)) u_bias (
-    .clk_i, .rst_ni, .takes_i(finishes), .data_o(bias));
+  chop_words #(.W(OUT_LANES * BIAS_W), .BEATS(GROUPS), .FILE(BIAS_FILE), .BASE(BIAS_BASE)) u_bias (
+    .clk_i, .rst_ni, .load_i, .takes_i(finishes), .data_o(bias));
 
   always_ff @(posedge clk_i) has_results_q <= rst_ni && has_sums;
 

@@ -20,14 +20,17 @@ EXACT_FLOAT = 2**53
 
 @dataclass(frozen=True)
 class IntegerOptions:
-    """Integer widths inside approximating operators.
+    """Integer widths of operators.
 
     Attributes:
         internal_bits: widths in softmax, LayerNorm and RMSNorm: "small", as in a circuit; or
             "exact", the maximum of int64, close to the float operator.
+        weights: numbers for which the bounds of accumulators hold: "fixed", those of the model; or
+            "loadable", all codes of the formats of weights and biases.
     """
 
     internal_bits: Literal["small", "exact"] = "small"
+    weights: Literal["fixed", "loadable"] = "fixed"
 
 
 @dataclass(frozen=True)

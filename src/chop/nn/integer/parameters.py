@@ -73,6 +73,20 @@ def integer_parameter(module: QuantizedOperator, operand: str) -> IntegerParamet
     return parameter
 
 
+def code_range(module: QuantizedOperator, operand: str) -> tuple[int, int] | None:
+    """Returns the smallest and the largest code that a parameter's format has.
+
+    Returns None for blocks with shared exponents, whose codes depend on the other blocks.
+    """
+    layout = module.operand_format(operand).layout()
+    if isinstance(layout.scaling, SharedExponent):
+        return None
+    element = layout.element
+    if isinstance(element, Fixed):
+        return element.lowest_code, element.largest_code
+    return -1, 1
+
+
 def _refusal(module: QuantizedOperator, operand: str, why: str) -> ConfigError:
     label = module.operand_format(operand).label
     return ConfigError(f"{type(module).__name__}.{operand}: {label} {why}.")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from chop.nn.integer.base import NO_CALL, Call, IntegerOperator, IntegerOptions, check_width
 from chop.nn.integer.edge import Edge, shift_between
-from chop.nn.integer.parameters import IntegerParameter, integer_parameter
+from chop.nn.integer.parameters import IntegerParameter, code_range, integer_parameter
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.quantized.codes import codes_in_products
 
@@ -18,6 +18,22 @@ LARGEST_BIAS = 2**31 - 2
 """Largest bias in multiples of a product's step: int32, minus a margin for rounding of the step."""
 BIAS_PLACES = 8
 """Fractional bits of a bias whose step has no common power of two with the product's."""
+
+
+class CodeRanges(NamedTuple):
+    """Codes that weights and biases written at run time can have.
+
+    Attributes:
+        weight_low: smallest weight.
+        weight_high: largest weight.
+        bias_low: smallest bias, in the step of the accumulator.
+        bias_high: largest bias.
+    """
+
+    weight_low: int
+    weight_high: int
+    bias_low: int
+    bias_high: int
 
 
 class Weighted(NamedTuple):
@@ -29,6 +45,7 @@ class Weighted(NamedTuple):
         shift: extra fractional bits of the bias over the products.
         bound: upper bound of the sums of products' magnitudes.
         out: edge of the accumulator.
+        ranges: codes for which the bounds hold; None for the codes above only.
     """
 
     weight: Tensor
@@ -36,6 +53,7 @@ class Weighted(NamedTuple):
     shift: int
     bound: int
     out: Edge
+    ranges: CodeRanges | None = None
 
 
 class WeightedOperator(IntegerOperator):
@@ -50,7 +68,8 @@ class WeightedOperator(IntegerOperator):
 
     Width: each output lies between the sums over its weights of the smaller and of the larger of
     w low and w high, shifted, plus b: at most the bits of input and weight, ceil(log2 K) for K
-    products, and one for the bias.
+    products, and one for the bias. Loadable weights (`IntegerOptions`) are bounded by `ranges`
+    instead.
 
     Args:
         whole: weights, bias and accumulator.
@@ -61,12 +80,20 @@ class WeightedOperator(IntegerOperator):
     axis: ClassVar[int] = -1
     weight: Tensor
     bias: Tensor
+    code_limits: tuple[int, int, int, int] | None = None
 
     def __init__(self, whole: Weighted) -> None:
         super().__init__(whole.out)
+        if whole.ranges is not None:
+            self.code_limits = tuple(whole.ranges)
         self.register_buffer("weight", whole.weight)
         self.register_buffer("bias", whole.out.by_channel(whole.bias))
         self.shift, self.bound = whole.shift, whole.bound
+
+    @property
+    def ranges(self) -> CodeRanges | None:
+        """Codes that the weights can have if they are loadable; None if they are fixed."""
+        return None if self.code_limits is None else CodeRanges(*self.code_limits)
 
     @classmethod
     def from_quantized(
@@ -78,7 +105,7 @@ class WeightedOperator(IntegerOperator):
     ) -> Self:
         """See the base class."""
         assert isinstance(module, QuantizedOperator)
-        operator = cls(weighted(module, inputs[0], cls.axis, cls.arranged))
+        operator = cls(weighted(module, inputs[0], cls.axis, cls.arranged, options))
         operator.take_settings(module)
         return operator
 
@@ -96,6 +123,7 @@ def weighted(
     read: Edge,
     axis: int,
     arranged: Callable[[nn.Module, IntegerParameter], IntegerParameter],
+    options: IntegerOptions,
 ) -> Weighted:
     """Returns the integers of a layer that reads an edge of one step.
 
@@ -104,6 +132,7 @@ def weighted(
         read: edge of its input; 0 is among the codes, which padding needs.
         axis: axis of the outputs in its result, from the end.
         arranged: returns its weights with the outputs along the first axis.
+        options: whether the bounds are those of any weights.
     """
     weight = arranged(module, integer_parameter(module, "weight"))
     if getattr(module, "bias", None) is None:
@@ -114,8 +143,12 @@ def weighted(
     weight, shift = aligned.weight, aligned.shift
     step = read.scalar_step * weight.step * 2.0**-shift
     low, high = min(read.low, 0), max(read.high, 0)
-    bound, low, high = _bounds(weight.codes, aligned.bias, shift, low, high)
-    return Weighted(weight.codes, aligned.bias, shift, bound, Edge(step, axis, low, high))
+    ranges = _ranges(module, aligned) if options.weights == "loadable" else None
+    if ranges is None:
+        bound, low, high = _bounds(weight.codes, aligned.bias, shift, low, high)
+    else:
+        bound, low, high = _bounds_of_any(ranges, weight.codes[0].numel(), shift, low, high)
+    return Weighted(weight.codes, aligned.bias, shift, bound, Edge(step, axis, low, high), ranges)
 
 
 class Aligned(NamedTuple):
@@ -125,11 +158,14 @@ class Aligned(NamedTuple):
         weight: the weights.
         bias: int64 (outputs,).
         shift: extra fractional bits of the accumulator over products with the weights.
+        zeros: bits that the codes of the bias are shifted by; None if the bias is rounded to a
+            multiple of the products' steps.
     """
 
     weight: IntegerParameter
     bias: Tensor
     shift: int = 0
+    zeros: int | None = None
 
 
 def align_bias(
@@ -148,12 +184,12 @@ def align_bias(
         finer = shift_between(step * weight.step.item(), bias.step.item())
     if finer is None:
         return _bias_in_steps(weight, bias, step)
-    return Aligned(weight, _shifted(where, bias.codes, -finer), max(finer, 0))
+    zeros = max(-finer, 0)
+    return Aligned(weight, _shifted(where, bias.codes, zeros), max(finer, 0), zeros)
 
 
 def _shifted(where: str, codes: Tensor, zeros: int) -> Tensor:
-    """Appends zero bits to codes; none if `zeros` is below 1."""
-    zeros = max(zeros, 0)
+    """Appends zero bits to codes."""
     check_width(f"{where}.bias", int(codes.min()) << zeros, int(codes.max()) << zeros)
     return codes << zeros
 
@@ -176,6 +212,30 @@ def _bias_in_steps(weight: IntegerParameter, bias: IntegerParameter, step: float
     codes = codes_in_products(values, step * weight.step * 2.0**-shift)
     assert codes is not None
     return Aligned(weight, codes.long(), shift)
+
+
+def _ranges(module: QuantizedOperator, aligned: Aligned) -> CodeRanges | None:
+    """Returns the codes of any weights and biases; None for blocks with shared exponents."""
+    weights = code_range(module, "weight")
+    if getattr(module, "bias", None) is None:
+        biases: tuple[int, int] | None = (0, 0)
+    elif aligned.zeros is None:
+        biases = -LARGEST_BIAS - 1, LARGEST_BIAS + 1
+    else:
+        codes = code_range(module, "bias")
+        biases = codes and (codes[0] << aligned.zeros, codes[1] << aligned.zeros)
+    return None if weights is None or biases is None else CodeRanges(*weights, *biases)
+
+
+def _bounds_of_any(
+    ranges: CodeRanges, count: int, shift: int, low: int, high: int
+) -> tuple[int, int, int]:
+    """Returns the bounds of `_bounds` for `count` products of any weights."""
+    weights = ranges.weight_low, ranges.weight_high
+    products = [weight * code for weight in weights for code in (low, high)]
+    lowest = (count * min(products) << shift) + ranges.bias_low
+    highest = (count * max(products) << shift) + ranges.bias_high
+    return count * max(map(abs, products)), lowest, highest
 
 
 def _bounds(weight: Tensor, bias: Tensor, shift: int, low: int, high: int) -> tuple[int, int, int]:

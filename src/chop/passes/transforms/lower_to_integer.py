@@ -44,6 +44,8 @@ class LowerToIntegerConfig:
         decode: lower one step of a decoder. The graph reads one token at a time and keeps keys and
             values in caches for as many tokens as the example has. Its inputs are the token ids
             (tokens, 1) and `start`, which is 1 for the first token of a sequence, otherwise 0.
+        weights: "fixed", or "loadable" for a circuit whose weights are written at run time. Sums
+            are then as wide as any weights of the formats need.
     """
 
     batches: Batches
@@ -52,6 +54,7 @@ class LowerToIntegerConfig:
     missing: str | Mapping[str, Any] | NumberFormat = ERROR
     internal_bits: Literal["small", "exact"] = "small"
     decode: bool = False
+    weights: Literal["fixed", "loadable"] = "fixed"
 
 
 @graph_pass(
@@ -111,7 +114,7 @@ def lower_to_integer_transform_pass(mg: MaseGraph, config: LowerToIntegerConfig)
     if config.missing != ERROR:
         _quantize_missing(quantized, _format(config.missing), inputs)
     example = inputs[0] if config.example is None else _on_cpu(config.example)
-    options = IntegerOptions(config.internal_bits)
+    options = IntegerOptions(config.internal_bits, config.weights)
     if config.decode:
         lowered = _lower_step(quantized, example, observed, options)
         tokens = [read_inputs(lowered.mg, batch) for batch in inputs]

@@ -1,0 +1,159 @@
+"""Weights of a retrained model for a circuit that loads its weights: `--weights-from`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from chop import runs
+from chop.actions.emit.lower import Lowering, lower_and_compare
+from chop.actions.emit.lower_settings import LoweringConfig
+from chop.actions.emit.settings import EmitConfig
+from chop.errors import CheckpointError, ConfigError, enumerate_names
+from chop.formats import NumberFormat
+from chop.formats.elements import Fixed
+from chop.hardware.check.emitted import KIND, emitted_again
+from chop.hardware.check.project import describe_project
+from chop.hardware.design.design import Design
+from chop.hardware.design.instances import Instance
+from chop.hardware.design.verilog import code_lines
+from chop.ir.graph import MaseGraph
+from chop.models.weights import load_weights
+from chop.nn.quantized import leaf_operators
+from chop.private.modules import own_parameters
+from chop.report.report import announce, say
+from chop.workloads.workload import Workload
+
+QUANTIZED = "quantized"
+"""Checkpoint of the quantized graph in the folder of a circuit with loadable weights."""
+OF_CIRCUIT = ("fold", "device", "shrink_fifos", "wrap", "internal_bits", "weight_memory")
+"""Settings that determine a circuit, which gets other weights."""
+FIXED_FRACTIONS = "formats with fixed fractions, such as 8.auto, keep these numbers"
+
+
+def config_of_circuit(config: EmitConfig) -> EmitConfig:
+    """Returns the settings with those of the circuit in `config.start_from`.
+
+    Raises:
+        ConfigError: if there is no circuit, its weights are fixed, or a setting differs.
+        CheckpointError: if the folder has no finished circuit.
+    """
+    folder = config.start_from
+    if folder is None:
+        raise ConfigError("weights_from: expected the folder of a circuit as well: chop emit RUN.")
+    manifest = runs.read_manifest(folder)
+    if manifest.kind != KIND or manifest.state != "finished":
+        raise CheckpointError(
+            f"'{folder}' contains a run of '{manifest.kind}', {manifest.state}: weights_from needs "
+            f"a finished run of chop {KIND}."
+        )
+    if manifest.settings.get("weight_memory") != "loadable":
+        raise ConfigError(
+            f"weights_from: the weights of '{folder}' are fixed. Emit it with --weight-memory "
+            "loadable."
+        )
+    usual = EmitConfig()
+    for name in OF_CIRCUIT:
+        given, own = getattr(config, name), manifest.settings.get(name, getattr(usual, name))
+        if given not in (own, getattr(usual, name)):
+            raise ConfigError(f"{name}: '{folder}' has {own}, got {given}; leave it out.")
+        config = replace(config, **{name: own})
+    return config
+
+
+def lower_again(workload: Workload, config: LoweringConfig, rows: int) -> Lowering:
+    """Lowers the quantized graph of a circuit with the weights in a file.
+
+    Args:
+        workload: the model of the circuit and its rows.
+        config: settings with `start_from` and `weights_from`.
+        rows: number of test rows to compare both graphs on.
+    Raises:
+        CheckpointError: if the file does not fit the model.
+    """
+    assert isinstance(config, EmitConfig) and config.start_from and config.weights_from
+    announce(workload.title, f"quantizing the weights of {config.weights_from}")
+    quantized = MaseGraph.from_checkpoint(config.start_from / QUANTIZED)
+    load_weights(quantized.model, config.weights_from)
+    clipped = list(_clipped(quantized))
+    if clipped:
+        say(
+            f"Clipped to the range of the circuit's formats: {enumerate_names(clipped, 4)}. Keep "
+            "weights within this range in training."
+        )
+    settings = {"internal_bits": config.internal_bits, "weights": config.weight_memory}
+    label = f"the formats of {config.start_from}"
+    return lower_and_compare(quantized, label, workload, rows, settings)
+
+
+def _clipped(mg: MaseGraph) -> Iterator[str]:
+    """Yields the name of each parameter with numbers beyond its format, and their number."""
+    for path, module in leaf_operators(mg.model).items():
+        for operand, x in own_parameters(module).items():
+            number_format = module.operand_format(operand)
+            is_format = isinstance(number_format, NumberFormat) and number_format.is_fitted
+            element = number_format.layout().element if is_format else None
+            if x is not None and isinstance(element, Fixed):
+                codes = x.detach().double() * 2.0**element.frac_width
+                low, high = element.lowest_code - 0.5, element.largest_code + 0.5
+                count = int(((codes < low) | (codes > high)).sum())
+                if count:
+                    yield f"{count:,} of {x.numel():,} numbers of {path}.{operand}"
+
+
+def circuit_with_weights(folder: Path, integer: MaseGraph) -> Design:
+    """Returns the circuit of a folder with the weights of another integer graph.
+
+    Args:
+        folder: folder of a circuit with loadable weights.
+        integer: the graph.
+    Raises:
+        ConfigError: if the circuits differ in more than loadable weights; the message says where.
+        CheckpointError: if this version emits another circuit for the model in the folder.
+    """
+    manifest = runs.read_manifest(folder)
+    own = emitted_again(folder, MaseGraph.from_checkpoint(folder / "model"), manifest)
+    for path, text in own.files.items():
+        written = (folder / path).read_text(encoding="utf-8")
+        if code_lines(written) != code_lines(text):
+            raise CheckpointError(
+                f"'{folder / path}' differs from the file that this version of chop emits, so the "
+                "order of the weights may differ, too. Emit the circuit again."
+            )
+    other = emitted_again(folder, integer, manifest)
+    difference = next(_differences(own, other), "")
+    if difference:
+        raise ConfigError(
+            f"weights_from: the circuit '{folder}' cannot take these weights: {difference}. Emit a "
+            f"circuit for this model; {FIXED_FRACTIONS}."
+        )
+    return other
+
+
+def _differences(own: Design, other: Design) -> Iterator[str]:
+    """Describes what is fixed in one circuit and differs in another one."""
+    pairs = zip(own.netlist.instances, other.netlist.instances, strict=False)
+    for first, second in pairs:
+        yield from _component_differences(first, second)
+    codes = describe_project(own).codes, describe_project(other).codes
+    for name in codes[0].keys() | codes[1].keys():
+        if codes[0].get(name) != codes[1].get(name):
+            yield f"the codes of port '{name}' have another meaning"
+    if own.files != other.files:
+        yield "its components are connected in another way"
+
+
+def _component_differences(own: Instance, other: Instance) -> Iterator[str]:
+    where = f"component '{own.name}' ({own.path or own.kind})"
+    kinds = (own.name, own.module), (other.name, other.module)
+    if kinds[0] != kinds[1]:
+        yield f"{where} is a {own.module}, and the model needs a {other.module}"
+        return
+    for name, value in own.plan.parameters.items():
+        if (wanted := other.plan.parameters.get(name)) != value:
+            yield f"{where} has {name} = {value}, and the model needs {wanted}"
+    for name, memory in own.plan.memories.items():
+        given = other.plan.memories.get(name)
+        if not memory.is_loadable and given != memory:
+            yield f"{where} has a fixed memory, {name}, whose contents differ"
