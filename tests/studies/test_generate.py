@@ -180,5 +180,8 @@ def test_llama_cpp_answers_alike_again_and_again(model):
     twin = TorchDecoder("ours", graphs["mxint8"].to_module().eval())
     for kind in ("prefill", "decode"):
         expected, call = twin.call(kind, IDS[:1])(), found.call(kind, IDS[:1])
-        for _ in range(3):
-            assert (call() - expected).norm() < 0.05 * expected.norm()
+        assert (call() - expected).norm() < 0.05 * expected.norm()
+        for _ in range(2):  # later calls leave their logits in llama.cpp
+            call()
+            logits = torch.tensor(found._context.get_logits())
+            assert (logits - expected.flatten()).norm() < 0.05 * expected.norm()

@@ -65,18 +65,29 @@ class _LlamaCpp(Contender):
         return self._bytes
 
     def call(self, kind: str, ids: Tensor) -> Callable[[], Tensor]:
-        """Returns a function that reads one prompt, or one token after it, see `Contender.call`."""
-        (prompt,) = ids.tolist()
-        if kind != DECODE:
-            return lambda: self._logits(prompt, 0)
-        self._logits(prompt, 0)
-        return lambda: self._logits(prompt[:1], len(prompt))
+        """Returns a function that reads one prompt, or one token after it, see `Contender.call`.
 
-    def _logits(self, tokens: list[int], position: int) -> Tensor:
-        """Returns logits of the last token, float32 (1, 1, V); later cache entries are removed."""
+        Only its first call copies the logits: the binding returns a list of Python floats, which
+        takes as long as half of a token. Later calls return the same tensor.
+        """
+        (prompt,) = ids.tolist()
+        tokens, position = (prompt[:1], len(prompt)) if kind == DECODE else (prompt, 0)
+        if kind == DECODE:
+            self._read(prompt, 0)
+        logits: list[Tensor] = []
+
+        def call() -> Tensor:
+            self._read(tokens, position)
+            if not logits:
+                logits.append(torch.tensor(self._context.get_logits()).view(1, 1, -1))
+            return logits[0]
+
+        return call
+
+    def _read(self, tokens: list[int], position: int) -> None:
+        """Computes the logits of the last token; later cache entries are removed."""
         self._context.memory_seq_rm(0, position, -1)
         self._context.decode(self._batch(tokens, position))
-        return torch.tensor(self._context.get_logits()).view(1, 1, -1)
 
 
 def contenders(

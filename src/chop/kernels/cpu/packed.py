@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -68,6 +68,9 @@ def linear(x: Tensor, x_key: str, packed: Packed, bias: Tensor | None) -> Tensor
     """
     if not (_fit(x, packed.shape, bias) and is_large(packed.shape)):
         return None
+    y = few_rows(x, packed, bias) if from_key(x_key).is_identity else None
+    if y is not None:
+        return y
     flat = packed.flattened()
     if flat is not None:
         return _linear_flat(x, x_key, flat, bias)
@@ -78,10 +81,7 @@ def linear(x: Tensor, x_key: str, packed: Packed, bias: Tensor | None) -> Tensor
     bias = None if bias is None else _float(bias)
     count = x.numel() // packed.shape[1]
     by_codes = count <= _rows_by_codes(reader, x.dtype, count)
-    # The call for each generated token. It returns before the preparations for other methods.
-    if x_format.is_identity and is_float and by_codes:
-        return _by_codes(reader, _float(x), packed, bias)
-    rows, y = _rows(x), None
+    rows = _rows(x)
     if is_float and not x_format.is_identity:
         y = int8.linear(rows, x_format, reader, packed, bias)
     if y is None and by_codes:
@@ -94,6 +94,36 @@ def linear(x: Tensor, x_key: str, packed: Packed, bias: Tensor | None) -> Tensor
         multiply = _in_bfloat16 if is_float and _rounds_to_bfloat16(reader.tables) else _in_float32
         y = multiply(reader, _rows(x_format(x)), packed, bias)
     return y if x.ndim == 2 else y.view(*x.shape[:-1], packed.shape[0])
+
+
+def few_rows(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor | None:
+    """Multiplies few float32 rows by codes, or returns None if `linear` has to prepare operands.
+
+    It checks only what differs between calls, because a generated token takes hundreds of them.
+
+    Args:
+        x: (..., columns) on the CPU.
+        packed: weight.
+        bias: (outputs,) or None.
+    """
+    known = _rows_reader(packed.key, tuple(packed.shape))
+    if known is None or x.dtype != torch.float32 or packed.tensor_scale is not None:
+        return None
+    reader, most = known
+    outputs, columns = packed.shape
+    if x.ndim == 0 or x.size(-1) != columns or not 0 < x.numel() <= most * columns:
+        return None
+    if bias is not None and not (bias.dtype == torch.float32 and bias.shape == (outputs,)):
+        return None
+    is_contiguous = x.is_contiguous() and (bias is None or bias.is_contiguous())
+    return _by_codes(reader, x, packed, bias) if is_contiguous and reader.takes(packed) else None
+
+
+@lru_cache(maxsize=4096)
+def _rows_reader(key: str, shape: tuple[int, ...]) -> tuple[Reader, int] | None:
+    """Returns the reader of a weight and the largest number of rows for it; None without one."""
+    reader = fixed_reader(key, shape) if is_large(shape) else None
+    return None if reader is None else (reader, min(reader.few_rows, reader.decoded_rows - 1))
 
 
 def _linear_flat(x: Tensor, x_key: str, flat: Flat, bias: Tensor | None) -> Tensor | None:

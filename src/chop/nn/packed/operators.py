@@ -14,8 +14,10 @@ from chop.captured.layers.expert_linear import apply_by_expert, is_traced
 from chop.errors import ConfigError
 from chop.formats import Encoded, Float, NumberFormat, from_key
 from chop.kernels import packed_linear_directly
+from chop.kernels.base import is_followed
 from chop.kernels.codes import Packed
 from chop.kernels.cpu.int8 import Product, prepared_product, takes_as_codes
+from chop.kernels.cpu.packed import few_rows
 from chop.kernels.packed import takes_prepared
 from chop.nn import quantized as q
 from chop.nn.packed.base import SMALL, PackedOperator, packed_twin
@@ -37,6 +39,9 @@ class PackedLinear(PackedOperator, q.QuantLinear):  # type: ignore[misc, overrid
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: D102
         is_small = self._is_cached("weight")
+        y = None if is_small else self._by_rows(input)
+        if y is not None:
+            return y
         prepared = self._prepared_result(input, is_small)
         if prepared is not None or is_small:
             return super().forward(input) if prepared is None else prepared
@@ -63,6 +68,29 @@ class PackedLinear(PackedOperator, q.QuantLinear):  # type: ignore[misc, overrid
             self._operand("bias"),
         )
         return y if spec.data_out.is_identity else self.quantize("data_out", y)
+
+    def _by_rows(self, input: Tensor) -> Tensor | None:
+        """Multiplies few float rows, as for each generated token, with as few checks as possible.
+
+        Returns: None if the general method is required.
+        """
+        spec, buffers = self.spec, self._buffers
+        if is_followed(input) or not (spec.data_in.is_identity and spec.data_out.is_identity):
+            return None
+        if self.packed_exact or self.packed_dtype != input.dtype or "bias" in self.packed_shapes:
+            return None
+        bias, codes = self._parameters.get("bias"), buffers["weight_codes"]
+        if bias is not None and not spec.bias.is_identity:
+            return None
+        is_learned = self.training or (bias is not None and bias.requires_grad)
+        if (is_learned and torch.is_grad_enabled()) or torch.is_autocast_enabled("cpu"):
+            return None
+        if type(codes) is not Tensor or not (codes.is_cpu and input.is_cpu):
+            return None
+        scales, tensor_scale = buffers.get("weight_scales"), buffers.get("weight_tensor_scale")
+        key = spec.number_format("weight").key
+        packed = Packed(codes, scales, tensor_scale, self.packed_shapes["weight"], key)
+        return few_rows(input, packed, bias)
 
     def _by_decoded_weight(self, input: Tensor) -> Tensor:
         """Returns the result of the decoded weight, which autograd does not keep if it can."""
