@@ -1,6 +1,6 @@
 """Latency of quantized models as ONNX in onnxruntime, beside floats, torch and packed weights.
 
-    python benchmarks/onnx_latency.py [--seconds 1.0]
+    python benchmarks/onnx_latency.py [--seconds 1.0] [--models mlp vit]
 
 One thread. Linear and convolution layers have 8-bit inputs (`integer`, calibrated) and 8-bit
 weights with a scale per channel; the rest is float. The float ONNX file is the same graph before
@@ -20,9 +20,9 @@ from chop import MaseGraph, passes
 from chop.base.tables import print_table
 from chop.bench import Variant, compare
 from chop.bench.record import format_ratio, format_seconds
+from chop.export.onnx.session import onnxruntime_settings
 from chop.formats import Integer, QuantSpec, ScaleInteger
 from chop.models import get_model
-from chop.passes.interface.export_onnx import SESSION_CONFIG
 
 SPEC = QuantSpec(Integer(8, "minmax"), ScaleInteger(8, granularity="channel"))
 INTEGER_KERNELS = {"QLinearConv", "QGemm", "QLinearMatMul", "MatMulIntegerToFloat"}
@@ -68,7 +68,7 @@ def _graphs(name: str, model: torch.nn.Module) -> tuple[MaseGraph, MaseGraph]:
 def _session(path: Path) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 3
-    for name, value in SESSION_CONFIG.items():
+    for name, value in onnxruntime_settings().items():
         options.add_session_config_entry(name, value)
     options.optimized_model_filepath = str(path.with_suffix(".optimized"))
     return onnxruntime.InferenceSession(str(path), options, ["CPUExecutionProvider"])
@@ -136,10 +136,13 @@ def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=0.5)
-    seconds = parser.parse_args().seconds
+    parser.add_argument("--models", nargs="*", choices=CASES, default=[*CASES])
+    options = parser.parse_args()
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
-        rows = [row for name in CASES for row in _rows(name, Path(folder), seconds)]
+        rows = [
+            row for name in options.models for row in _rows(name, Path(folder), options.seconds)
+        ]
     print_table("Latency of one call, one thread; ratios: times as fast", rows)
 
 

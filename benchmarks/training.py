@@ -1,6 +1,6 @@
 """A QAT step of linear layers in the middle of a network, beside a float step.
 
-python benchmarks/training.py [--rows 256] [--sizes 768 3072] [--seconds 3] [--threads 1]
+python benchmarks/training.py [--rows 256] [--sizes 768 3072] [--seconds 3] [--threads 1] [--only clip,lsq]
 
 Two layers, there and back, with AdamW; inputs want a gradient, as those of all layers but a
 network's first do, and outputs follow a fixed target, so that gradients do not vanish. Inputs and
@@ -73,9 +73,12 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs=2, default=(768, 3072))
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--only", default="", help="formats whose name has one of these")
     options = parser.parse_args()
-    rows = []
+    rows, parts = [], options.only.split(",")
     for name, spec in CASES.items():
+        if not any(part in name for part in parts):
+            continue
         variants = [Variant(n, f) for n, f in steps(spec, options.rows, options.sizes).items()]
         how = {"seconds": options.seconds, "threads": options.threads, "memory": False}
         found = compare(variants, inference=False, outputs=False, **how)

@@ -176,6 +176,14 @@ def test_arguments_of_operators_are_honored(name, tmp_path):
     torch.testing.assert_close(got, mg.model(x=x).detach(), atol=1e-4, rtol=1e-4)
 
 
+def test_onnxruntime_fuses_gelu(tmp_path):
+    mg = raised(nn.Sequential(nn.Linear(8, 8), nn.GELU()), input=torch.randn(2, 8))
+    _, info = passes.export_onnx_interface_pass(mg, {"path": tmp_path / "gelu"})
+    session(info["path"], tmp_path / "optimized.onnx")
+    kinds = {node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node}
+    assert kinds & {"Gelu", "BiasGelu"} and "Erf" not in kinds
+
+
 @pytest.mark.parametrize(
     "model, shape, reason",
     [

@@ -26,8 +26,8 @@ from chop.formats.scaling import EPSILON, TINY, StaticScale
 from chop.formats.statistic import mean_magnitude
 from chop.formats.transforms import refuse_transforms
 
-Gradients = Callable[[Layout, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""`gradients`, or a kernel that equals it up to rounding of sums."""
+Gradients = Callable[["LearnableFormat", Tensor, Tensor, Tensor], tuple[Tensor, Tensor] | None]
+"""Kernel that rounds and equals `gradients` up to rounding of sums."""
 
 
 class LearnableFormat(NumberFormat):
@@ -195,11 +195,16 @@ def _(x: Tensor, scales: Tensor, key: str, is_batch: bool) -> Tensor:
 def _lsq_gradients(
     grad: Tensor, x: Tensor, scales: Tensor, key: str, is_batch: bool
 ) -> tuple[Tensor, Tensor]:
-    return learned_gradients(grad, x, scales, key, is_batch, gradients)
+    return learned_gradients(grad, x, scales, key, is_batch)
 
 
 def learned_gradients(
-    grad: Tensor, x: Tensor, scales: Tensor, key: str, is_batch: bool, find: Gradients
+    grad: Tensor,
+    x: Tensor,
+    scales: Tensor,
+    key: str,
+    is_batch: bool,
+    kernel: Gradients | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Returns the gradients of `x` and of the scales, divided by sqrt(N Q).
 
@@ -209,16 +214,20 @@ def learned_gradients(
         scales: learned scales, floating, (n,).
         key: key of the number format.
         is_batch: see `lsq_fake_quantize`.
-        find: `gradients` or an equivalent kernel.
+        kernel: rounds and computes `gradients` from a format, the gradient, `x` and scales in use;
+            returns None if it cannot.
     """
     number_format = from_key(key)
     assert isinstance(number_format, LearnableFormat)
     wide = torch.promote_types(x.dtype, torch.float32)
     values = x.to(wide)
-    rounded = torch.ops.chop.lsq_fake_quantize(values, scales, key, is_batch)
-    layout = number_format.layout()
+    layout, used, grad = number_format.layout(), in_use(scales), grad.to(wide)
     assert layout is not None
-    x_gradient, scale_gradients = find(layout, grad.to(wide), values, rounded, in_use(scales))
+    both = None if kernel is None else kernel(number_format, grad, values, used)
+    if both is None:
+        rounded = torch.ops.chop.lsq_fake_quantize(values, scales, key, is_batch)
+        both = gradients(layout, grad, values, rounded, used)
+    x_gradient, scale_gradients = both
     samples = x.shape[0] if is_batch and x.ndim > 1 else 1
     count = x.numel() / max(samples, 1) / scales.numel()
     share = 1 / math.sqrt(max(count * layout.element.largest, 1.0))

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from ctypes import c_float, c_int64
+from ctypes import byref, c_float, c_int64
 
 import torch
 from torch import Tensor
 
 from chop.formats import from_key
-from chop.formats.layout import Layout
-from chop.formats.lsq import gradients, in_use, learned_gradients
+from chop.formats.lsq import LearnableFormat, in_use, learned_gradients
 from chop.kernels.base import fake_quantize
 from chop.kernels.cpu.build import is_ready, library
-from chop.kernels.cpu.fake_quantize import CPU_FAKE_QUANTIZE
+from chop.kernels.cpu.fake_quantize import CPU_FAKE_QUANTIZE, plan_by_scales
 from chop.kernels.cpu.measure import pointer
 from chop.kernels.triton.register import CUDA_FAKE_QUANTIZE
 
@@ -27,21 +26,30 @@ for kernel in (CPU_FAKE_QUANTIZE, CUDA_FAKE_QUANTIZE):
 
 
 def gradients_in_one_pass(
-    layout: Layout, grad: Tensor, x: Tensor, rounded: Tensor, scales: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Computes `chop.formats.lsq.gradients` with a different order of summation."""
-    loops = library().library if is_ready() else None
-    takes = x.dtype == torch.float32 and x.is_cpu and x.numel() > 0 and layout.levels is None
-    if loops is None or not takes or not layout.element.follows:
-        return gradients(layout, grad, x, rounded, scales)
-    inputs = [t.contiguous() for t in (grad, x, rounded, scales)]
+    number_format: LearnableFormat, grad: Tensor, x: Tensor, scales: Tensor
+) -> tuple[Tensor, Tensor] | None:
+    """Rounds and computes `chop.formats.lsq.gradients` with a different order of summation.
+
+    Returns: None if the library does not round to the format.
+    """
+    loops, layout = library().library if is_ready() else None, number_format.layout()
+    if loops is None or layout is None or not layout.element.follows:
+        return None
+    if x.dtype != torch.float32 or not x.is_cpu or not x.numel():
+        return None
+    plan = plan_by_scales(loops, number_format, x, scales)
+    if plan is None:
+        return None
+    inputs = [t.contiguous() for t in (grad, x, scales)]
     lines = scales.numel()
     x_gradient = torch.empty_like(inputs[1])
     scale_gradients = torch.empty(lines, dtype=torch.float64)
     sizes = c_int64(lines), c_int64(x.numel() // lines)
     ends = c_float(layout.element.lowest), c_float(layout.element.highest)
     tensors = map(pointer, (*inputs, x_gradient, scale_gradients))
-    loops.chop_lsq_gradients(*tensors, *sizes, *ends, torch.get_num_threads())
+    threads = torch.get_num_threads()
+    if loops.chop_lsq_gradients(byref(plan), *tensors, *sizes, *ends, threads):
+        return None
     # The loops leave out the common factor 1 / scale of each line.
     return x_gradient, scale_gradients.float() / scales
 

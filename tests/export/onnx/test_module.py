@@ -120,9 +120,27 @@ def _under_autocast(model):
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CALLS)
 def test_calls_that_it_cannot_answer_are_refused(graph, case):
+    """Also after a call with inputs of the same shapes."""
     error, text, call = CALLS[case]
-    with pytest.raises(error, match=text):
-        call(in_onnxruntime(graph))
+    model = in_onnxruntime(graph)
+    for _ in range(2):
+        with pytest.raises(error, match=text):
+            call(model)
+        model(X, torch.ones(16))
+
+
+@torch.no_grad()
+def test_guards_are_checked_once_for_each_combination_of_shapes(graph, monkeypatch):
+    model, shift = in_onnxruntime(graph), torch.ones(16)
+    expected = [model(X, shift).hidden, model(x=X, shift=shift).hidden]
+    names = []
+    monkeypatch.setattr(model._model[0], "check_inputs", lambda given: names.append([*given]))
+    again = [model(X, shift).hidden, model(x=X, shift=shift).hidden]
+    assert names == [] and all(map(torch.equal, again, expected))
+    model(shift=shift, x=X)
+    model(X[:2], shift)
+    model(X[:2], shift)
+    assert names == [["shift", "x"], ["x", "shift"]]
 
 
 GRAPHS = {
@@ -176,5 +194,9 @@ def test_a_loss_is_none_and_other_sizes_are_those_of_the_graph(caplog):
             expected, got = mg.model(**inputs), model(**inputs)
         assert type(got) is type(expected) and got.loss is None
         torch.testing.assert_close(got.logits, expected.logits, rtol=1e-4, atol=1e-5)
+    ignored = torch.zeros_like(ids)
+    assert torch.equal(model(**example, token_type_ids=ignored).logits, model(**example).logits)
+    with pytest.raises(GuardError, match="token_type_ids"):
+        model(**example, token_type_ids=ignored + 1)
     with pytest.raises(GuardError, match="input_ids"):
         model(input_ids=torch.zeros(1, 41, dtype=torch.long), labels=labels[:1])

@@ -115,7 +115,8 @@ class _FlatModule(nn.Module):
         super().__init__()
         for members in MEMBERS:
             setattr(self, members, getattr(whole, members))
-        self._whole, self._nested = (whole,), nested  # in a tuple: torch registers no child
+        self._whole = (whole,)  # in a tuple: torch registers no child
+        self._nested = {name: rebuilder(value) for name, value in nested.items()}
 
     def named(self, nested: Mapping[str, Any]) -> dict[str, Tensor]:
         """Returns results by name from inputs by argument name."""
@@ -123,14 +124,10 @@ class _FlatModule(nn.Module):
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         given = iter(tensors)
-        nested = {name: _with_tensors(value, given) for name, value in self._nested.items()}
+        nested = {name: fill(given) for name, fill in self._nested.items()}
         with WithoutDivisors():
             results = self.named(nested)
         return _distinct(results.values(), [*tensors, *self.parameters(), *self.buffers()])
-
-
-def _with_tensors(nested: Any, given: Iterator[Tensor]) -> Any:
-    return map_tensors(lambda _: next(given), nested)
 
 
 def map_tensors(function: Callable[[Tensor], Any], nested: Any) -> Any:
@@ -141,6 +138,18 @@ def map_tensors(function: Callable[[Tensor], Any], nested: Any) -> Any:
     if parts is None:
         return function(nested) if isinstance(nested, Tensor) else nested
     return tree_rebuild(nested, {key: map_tensors(function, x) for key, x in parts.items()})
+
+
+def rebuilder(nested: Any) -> Callable[[Iterator[Any]], Any]:
+    """Returns a function that rebuilds nested values from an iterator of other tensors."""
+    if isinstance(nested, SimpleNamespace):
+        fill_all = rebuilder(vars(nested))
+        return lambda given: SimpleNamespace(**fill_all(given))
+    parts = tree_children(nested)
+    if parts is None:
+        return next if isinstance(nested, Tensor) else lambda _: nested
+    fills = {key: rebuilder(x) for key, x in parts.items()}
+    return lambda given: tree_rebuild(nested, {key: fill(given) for key, fill in fills.items()})
 
 
 def named_tensors(nested: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+import operator
+from collections.abc import Collection, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from chop.base.files.temporary import scratch_folder
 from chop.base.notices import at_level
+from chop.captured.guards.input_guards import LAYOUT
 from chop.captured.module import CapturedModule
 from chop.captured.nodes.writes import get_memory, written_by
 from chop.captured.state.preserve_state import preserve_state
@@ -24,7 +26,13 @@ from chop.errors import (
     shorten,
 )
 from chop.export.graphs.cache import has_cache
-from chop.export.graphs.flat import map_tensors, named_outputs, named_tensors, output_tensors
+from chop.export.graphs.flat import (
+    map_tensors,
+    named_outputs,
+    named_tensors,
+    output_tensors,
+    rebuilder,
+)
 from chop.export.onnx.export import export, log
 from chop.export.onnx.session import Run, opened, why_missing
 from chop.export.refusals import MOST_LISTED
@@ -34,6 +42,11 @@ from chop.ir.propagate import example_inputs
 WHERE = "freeze_transform_pass"
 LOSS = "loss"
 """Output of Hugging Face models that files omit."""
+MOST_KINDS = 1000
+"""Maximum number of combinations of shapes and dtypes whose checks a module remembers."""
+
+KIND = operator.attrgetter("__class__", "shape", "dtype")
+"""Properties of a tensor that the checks of a call depend on, but for its layout."""
 
 
 class OnnxRuntimeModule(nn.Module):
@@ -51,15 +64,19 @@ class OnnxRuntimeModule(nn.Module):
     """
 
     def __init__(
-        self, model: CapturedModule, file: bytes, answer: Any, lacking: Iterable[str]
+        self, model: CapturedModule, file: bytes, answer: Any, lacking: Collection[str]
     ) -> None:
         super().__init__()
         self._model = (model,)  # in a tuple: torch registers no child
-        self._file, self._lacking = file, frozenset(lacking)
-        self._names = [*output_tensors(answer)]
-        self._structure = map_tensors(lambda _: torch.empty(0), answer)
+        self._file = file
+        names = iter(output_tensors(answer))
+        self._structure = map_tensors(
+            lambda _: None if next(names) in lacking else torch.empty(0), answer
+        )
         self._inputs = {*model.record.example_inputs, *model.record.optional_inputs}
+        self._admitted: dict[Hashable, tuple[str, ...]] = {}
         self._run: Run | None = None
+        self._rebuild = rebuilder(self._structure)
         self.eval()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -70,15 +87,9 @@ class OnnxRuntimeModule(nn.Module):
                 gradient.
             GuardError: if the graph does not accept the inputs, or onnxruntime does not.
         """
-        model = self._model[0]
-        given = model.admit(args, kwargs, runs_modules=False)
-        if others := given.keys() - self._inputs:
-            raise GuardError(
-                f"the graph was captured with {', '.join(model.record.example_inputs)}, got "
-                f"{', '.join(sorted(others))} too; capture the model with every input."
-            )
-        tensors = named_tensors(given)
-        asked = torch.is_grad_enabled() and any(x.requires_grad for x in tensors.values())
+        tensors = self._admit(args, kwargs)
+        wanted = [name for name, x in tensors.items() if x.requires_grad]
+        asked = wanted and torch.is_grad_enabled()
         if self.training or asked:
             raise ConfigError(
                 "expected an evaluation without gradients, since onnxruntime computes none, got "
@@ -88,10 +99,38 @@ class OnnxRuntimeModule(nn.Module):
             raise ConfigError(
                 "a module of onnxruntime computes in float32: call it outside of autocast."
             )
-        given = {name: x.detach() if x.requires_grad else x for name, x in tensors.items()}
-        results = iter(self._results(given))
-        values = (None if name in self._lacking else next(results) for name in self._names)
-        return map_tensors(lambda _: next(values), self._structure)
+        if wanted:
+            tensors = tensors | {name: tensors[name].detach() for name in wanted}
+        return self._rebuild(iter(self._results(tensors)))
+
+    def _admit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Tensor]:
+        """Returns the inputs by name after the checks of the graph.
+
+        Guards depend on shapes, dtypes and layouts alone. Calls whose values are all tensors like
+        those of an earlier call pass without the checks, which take as long as a small model.
+        """
+        values = (*args, *kwargs.values())
+        try:
+            kind = (len(args), *kwargs, *map(KIND, values))
+        except AttributeError:  # a value is no tensor
+            kind = ()
+        if names := self._admitted.get(kind):
+            return dict(zip(names, values, strict=True))
+        model = self._model[0]
+        given = model.admit(args, kwargs, runs_modules=False)
+        if others := given.keys() - self._inputs:
+            raise GuardError(
+                f"the graph was captured with {', '.join(model.record.example_inputs)}, got "
+                f"{', '.join(sorted(others))} too; capture the model with every input."
+            )
+        tensors = named_tensors(given)
+        # Values of arguments that the graph ignores are checked, too.
+        all_reach_it = [*map(id, tensors.values())] == [*map(id, values)]
+        if kind and all_reach_it and LAYOUT not in model.record.asked:
+            if len(self._admitted) >= MOST_KINDS:
+                self._admitted.clear()
+            self._admitted[kind] = tuple(tensors)
+        return tensors
 
     def _results(self, tensors: dict[str, Tensor]) -> Sequence[Tensor]:
         if self._run is None:
@@ -105,7 +144,10 @@ class OnnxRuntimeModule(nn.Module):
             ) from error
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_run": None}
+        return {**self.__dict__, "_run": None, "_rebuild": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({**state, "_rebuild": rebuilder(state["_structure"])})
 
 
 def compute_in_onnxruntime(mg: MaseGraph) -> OnnxRuntimeModule:

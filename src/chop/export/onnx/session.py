@@ -12,12 +12,19 @@ from torch import Tensor
 
 from chop.errors import first_line, shorten
 from chop.export.graphs.cache import present_name
+from chop.private.torch_api import has_int8_products
 
+WIDER_SUMS = "session.x64quantprecision"
+"""Setting that widens integer products, which processors with VNNI sum exactly without it."""
 SESSION_CONFIG = {
     "session.qdq_matmulnbits_accuracy_level": "1",
-    "session.x64quantprecision": "1",
+    WIDER_SUMS: "1",
 }
-"""Settings without which onnxruntime rounds more than the file specifies."""
+"""Settings without which onnxruntime rounds more than the file specifies, on any processor."""
+NOT_FUSED = "optimization.disable_specified_optimizers"
+"""Setting for rewritings that onnxruntime leaves out."""
+SLOWER_FUSION = "SkipLayerNormFusion"
+"""Rewriting whose kernel takes longer than the addition and the layer norm that it replaces."""
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 """Setting for the folder of external weights if the graph is passed as bytes."""
 FATAL = 4
@@ -56,16 +63,25 @@ def _opened(model: str | bytes, entries: Mapping[str, str]) -> Run:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = torch.get_num_threads(), FATAL
-    for name, value in {**SESSION_CONFIG, **entries}.items():
+    for name, value in {**onnxruntime_settings(), **entries}.items():
         options.add_session_config_entry(name, value)
     session = onnxruntime.InferenceSession(model, options, ["CPUExecutionProvider"])
     names = [each.name for each in session.get_inputs()]
+    results = [each.name for each in session.get_outputs()]
 
     def outputs(inputs: Mapping[str, Tensor]) -> list[Tensor]:
         given = {name: inputs[name].numpy() for name in names}
-        return [torch.as_tensor(x) for x in session.run(None, given)]
+        return [torch.from_numpy(x) for x in session.run(results, given)]
 
     return outputs
+
+
+def onnxruntime_settings() -> dict[str, str]:
+    """Returns session settings for this processor; `SESSION_CONFIG` has those for any processor."""
+    settings = {**SESSION_CONFIG, NOT_FUSED: SLOWER_FUSION}
+    if has_int8_products():
+        del settings[WIDER_SUMS]
+    return settings
 
 
 def opened_by_openvino(path: Path) -> Run:

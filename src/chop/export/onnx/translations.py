@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,30 @@ TYPES = [f"tensor({kind})" for kind in ("float", "uint8", "int8", "int32", "int6
 
 def translations() -> Translations:
     """Returns the translation table of custom operators for the exporter."""
-    return {**_translate_roundings(), **_translate_weights(), **_translate_qonnx()}
+    weights = {**_translate_weights(), **_translate_qonnx()}
+    return {**_translate_roundings(), **weights, **_translate_gelu()}
+
+
+def _translate_gelu() -> Translations:
+    """Returns the translation of GELU, with products in the order that onnxruntime fuses."""
+    import onnx_ir
+    from onnxscript import opset18
+
+    op: Any = opset18
+
+    def gelu(x: Any, approximate: str = "none") -> Any:
+        def number(value: float) -> Any:
+            return op.Constant(value=onnx_ir.tensor(value, dtype=x.dtype))
+
+        if approximate == "tanh":
+            cube = op.Mul(op.Mul(x, x), x)
+            inner = op.Add(x, op.Mul(number(0.044715), cube))
+            curve = op.Tanh(op.Mul(number(math.sqrt(2 / math.pi)), inner))
+            return op.Mul(op.Mul(number(0.5), x), op.Add(number(1.0), curve))
+        curve = op.Erf(op.Div(x, number(math.sqrt(2))))
+        return op.Mul(op.Mul(x, op.Add(curve, number(1.0))), number(0.5))
+
+    return {torch.ops.aten.gelu.default: gelu}
 
 
 def _translate_roundings() -> Translations:

@@ -138,6 +138,20 @@ def run(
     return rounding.round_elements(plan) if plan.scale == NONE else rounding.round_groups(plan)
 
 
+def plan_by_scales(
+    loops: ctypes.CDLL, number_format: NumberFormat, x: Tensor, scales: Tensor
+) -> LoopParameters | None:
+    """Returns the plan by which `run` rounds with given scales, or None if it does not."""
+    number_format = number_format.fitted(x)
+    plan = get_plan(number_format, x.dtype, scales_are_known=True)
+    layout = get_layout(number_format)
+    if plan is None or layout is None or plan.scale != GIVEN:
+        return None
+    statistics = measure.native(loops)
+    layout = statistics.fitted(layout.with_scales(scales), x)
+    return _Rounding(statistics, layout, Tensors(x, x, None)).complete_plan(plan, x)
+
+
 class _Rounding(NamedTuple):
     """Rounding of tensors by the library. Each method returns True on success."""
 
@@ -194,7 +208,7 @@ class _Rounding(NamedTuple):
         return True
 
     def _round_tiled(self, plan: LoopParameters, worked: Tensors, tiling: BlockTiling) -> bool:
-        plan, layout = self._complete_plan(plan, worked.x), self.layout
+        plan, layout = self.complete_plan(plan, worked.x), self.layout
         plan.block = tiling.block_columns
         count, size = worked.x.numel(), tiling.block_columns
         if tiling.block_rows > 1:
@@ -211,7 +225,7 @@ class _Rounding(NamedTuple):
         lines = (1, count) if is_even else (count // tiling.columns, tiling.columns)
         return self._round_lines(plan, worked, lines, None)
 
-    def _complete_plan(self, plan: LoopParameters, x: Tensor) -> LoopParameters:
+    def complete_plan(self, plan: LoopParameters, x: Tensor) -> LoopParameters:
         """Returns a mutable plan with the values that depend on the whole tensor."""
         plan = LoopParameters.from_buffer_copy(plan)
         plan.roundoff = UNIT_ROUNDOFF
