@@ -126,7 +126,7 @@ def moved(wire: Wire, batch: int, move: Move) -> tuple[Tensor, int]:
     # Every code of the batch has its own number, which reveals codes that change their sample.
     starts = torch.arange(batch) * wire.stream.size
     numbers = wire.stream.positions.unsqueeze(-1) + starts
-    result = move(numbers.movedim(-1, wire.batch_dim))
+    result = move(numbers.movedim(-1, wire.batch_dim).contiguous())
     if not isinstance(result, Tensor):
         raise ConfigError("it does not return a tensor")
     # A batch of one sample may be any dimension of size one.
