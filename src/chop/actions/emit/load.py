@@ -27,7 +27,7 @@ from chop.workloads.workload import Workload
 
 QUANTIZED = "quantized"
 """Checkpoint of the quantized graph in the folder of a circuit with loadable weights."""
-OF_CIRCUIT = ("fold", "device", "shrink_fifos", "wrap", "internal_bits", "weight_memory")
+CIRCUIT_SETTINGS = ("fold", "device", "shrink_fifos", "wrap", "internal_bits", "weight_memory")
 """Settings that determine a circuit, which gets other weights."""
 FIXED_FRACTIONS = "formats with fixed fractions, such as 8.auto, keep these numbers"
 
@@ -54,7 +54,7 @@ def config_of_circuit(config: EmitConfig) -> EmitConfig:
             "loadable."
         )
     usual = EmitConfig()
-    for name in OF_CIRCUIT:
+    for name in CIRCUIT_SETTINGS:
         given, own = getattr(config, name), manifest.settings.get(name, getattr(usual, name))
         if given not in (own, getattr(usual, name)):
             raise ConfigError(f"{name}: '{folder}' has {own}, got {given}; leave it out.")
@@ -92,9 +92,10 @@ def _clipped(mg: MaseGraph) -> Iterator[str]:
     for path, module in leaf_operators(mg.model).items():
         for operand, x in own_parameters(module).items():
             number_format = module.operand_format(operand)
-            is_format = isinstance(number_format, NumberFormat) and number_format.is_fitted
-            element = number_format.layout().element if is_format else None
-            if x is not None and isinstance(element, Fixed):
+            if x is None or not isinstance(number_format, NumberFormat):
+                continue  # an operand without a format
+            layout = number_format.layout()
+            if layout is not None and isinstance(element := layout.element, Fixed):
                 codes = x.detach().double() * 2.0**element.frac_width
                 low, high = element.lowest_code - 0.5, element.largest_code + 0.5
                 count = int(((codes < low) | (codes > high)).sum())
@@ -103,11 +104,8 @@ def _clipped(mg: MaseGraph) -> Iterator[str]:
 
 
 def circuit_with_weights(folder: Path, integer: MaseGraph) -> Design:
-    """Returns the circuit of a folder with the weights of another integer graph.
+    """Returns the loadable circuit of a folder with the weights of another integer graph.
 
-    Args:
-        folder: folder of a circuit with loadable weights.
-        integer: the graph.
     Raises:
         ConfigError: if the circuits differ in more than loadable weights; the message says where.
         CheckpointError: if this version emits another circuit for the model in the folder.

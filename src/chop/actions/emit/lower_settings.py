@@ -25,8 +25,8 @@ class LoweringConfig(WorkloadConfig):
         calibration_rows: training rows that calibrate fractions and scales of activations.
         decode: let a decoder read one token at a time. Keys and values of earlier tokens are in
             caches with room for max_length tokens.
-        weight_memory: fixed, or loadable for a circuit whose weights are written at run time. Sums
-            are then wide enough for any weights of the formats.
+        weight_memory: fixed, or loadable at run time. With loadable, sums are wide enough for any
+            weights of the formats, and a circuit takes its weights after each reset.
 
     The other settings are those of `WorkloadConfig`.
     """

@@ -46,9 +46,9 @@ class EmitConfig(LoweringConfig):
         wrap: ports of a module around the circuit. With axi-stream, `rtl/top_axis.sv` has
             AXI4-Stream ports, and the circuit is verified through it. With axi-lite,
             `rtl/top_axi_lite.sv` also has AXI4-Lite registers, which take loadable weights.
-        weights_from: file with the weights of a retrained model (.safetensors or .pt), for a
-            circuit that was emitted with weight_memory loadable: RUN. The same circuit is written
-            to `out` with the new words, and verified with them. Its number formats stay.
+        weights_from: weights for a loadable circuit, RUN. They are the state dict of a retrained
+            model, .safetensors or .pt. The same circuit is written to `out` with the new words, and
+            verified with them. Its number formats stay.
         wave: write a trace of the first sample, `wave.vcd`.
         check_only: repeat the checks of a circuit: RUN or `out`. It verifies the hashes of all
             files, emits the circuit again to compare it, and repeats every simulation with its

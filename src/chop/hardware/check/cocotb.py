@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from chop.hardware.check.project import Project
 from chop.hardware.check.testbench import VECTORS
+from chop.hardware.design.load import WEIGHTS
 
 FOLDER = "testbench"
 
@@ -24,8 +25,12 @@ OUTPUTS = {outputs}
 TIMEOUT_US = {timeout}
 
 
+def path(name):
+    return Path("{weights}" if name == "{weights}" else "{vectors}", f"{{name}}.hex")
+
+
 def beats(name):
-    return [int(word, 16) for word in Path("{vectors}", f"{{name}}.hex").read_text().split()]
+    return [int(word, 16) for word in path(name).read_text().split()]
 
 
 async def send(dut, name):
@@ -81,14 +86,15 @@ include $(shell cocotb-config --makefiles)/Makefile.sim
 
 def cocotb_files(project: Project, samples: int) -> dict[str, str]:
     """Returns the files of a cocotb test, as text by path in the project."""
-    inputs = [port.name for port in project.ports if port.is_input]
+    inputs = [port.name for port in project.ends if port.is_input]
     outputs = [port.name for port in project.ports if not port.is_input]
     # Far longer than the samples take, to end the test if a circuit hangs.
-    cycles = 100 * project.interval * (samples + 10)
+    cycles = 100 * (project.interval * (samples + 10) + project.loaded_words)
     test = _TEST.format(
         top=project.top,
         folder=FOLDER,
         vectors=VECTORS,
+        weights=WEIGHTS,
         inputs=inputs,
         outputs=outputs,
         timeout=max(cycles // 500, 10),

@@ -125,7 +125,7 @@ def write_circuit(design: Design, codes: Codes, folder: Path) -> None:
         design.interval,
         design.memories,
         design.wrapper,
-        design.load and design.load.port,
+        None if design.load is None else design.load.port,
     )
     for name, text in bench.items():
         write_text(folder / BENCH / name, text)

@@ -195,11 +195,8 @@ def write_design(design: Design, folder: Path, paths: Iterable[str] | None = Non
 
 
 def write_load(load: Load, folder: Path) -> None:
-    """Writes the words of weights and their address map into the folder `WEIGHTS`.
+    """Writes the words of weights and their address map into the folder `WEIGHTS` of a project.
 
-    Args:
-        load: the words.
-        folder: project folder.
     Raises:
         WriteError: if the disk is full or read-only.
     """

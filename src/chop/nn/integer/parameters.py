@@ -78,8 +78,9 @@ def code_range(module: QuantizedOperator, operand: str) -> tuple[int, int] | Non
 
     Returns None for blocks with shared exponents, whose codes depend on the other blocks.
     """
-    layout = module.operand_format(operand).layout()
-    if isinstance(layout.scaling, SharedExponent):
+    number_format = module.operand_format(operand)
+    layout = number_format.layout() if isinstance(number_format, NumberFormat) else None
+    if layout is None or isinstance(layout.scaling, SharedExponent):
         return None
     element = layout.element
     if isinstance(element, Fixed):

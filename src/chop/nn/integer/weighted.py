@@ -85,7 +85,8 @@ class WeightedOperator(IntegerOperator):
     def __init__(self, whole: Weighted) -> None:
         super().__init__(whole.out)
         if whole.ranges is not None:
-            self.code_limits = tuple(whole.ranges)
+            weight_low, weight_high, bias_low, bias_high = whole.ranges
+            self.code_limits = weight_low, weight_high, bias_low, bias_high
         self.register_buffer("weight", whole.weight)
         self.register_buffer("bias", whole.out.by_channel(whole.bias))
         self.shift, self.bound = whole.shift, whole.bound

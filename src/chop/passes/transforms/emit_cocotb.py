@@ -78,7 +78,14 @@ def emit_cocotb_transform_pass(mg: MaseGraph, config: EmitCocotbConfig) -> dict[
     samples = len(codes[project.ports[0].name])
     write_vectors(design, codes, config.project_dir)
     make_folder(config.project_dir / FOLDER)
-    bench = testbench_files(design.top, design.ports, samples, design.interval, design.memories)
+    bench = testbench_files(
+        design.top,
+        design.ports,
+        samples,
+        design.interval,
+        design.memories,
+        load=project.load,
+    )
     for name, text in bench.items():
         write_text(config.project_dir / FOLDER / name, text)
     for path, text in cocotb_files(project, samples).items():
