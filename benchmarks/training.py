@@ -1,6 +1,7 @@
 """A QAT step of linear layers in the middle of a network, beside a float step.
 
-python benchmarks/training.py [--rows 256] [--sizes 768 3072] [--seconds 3] [--threads 1] [--only clip,lsq]
+python benchmarks/training.py [--rows 256] [--sizes 768 3072] [--seconds 3] [--threads 1]
+    [--only clip,lsq]
 
 Two layers, there and back, with AdamW; inputs want a gradient, as those of all layers but a
 network's first do, and outputs follow a fixed target, so that gradients do not vanish. Inputs and

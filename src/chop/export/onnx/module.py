@@ -44,7 +44,6 @@ LOSS = "loss"
 """Output of Hugging Face models that files omit."""
 MOST_KINDS = 1000
 """Maximum number of combinations of shapes and dtypes whose checks a module remembers."""
-
 KIND = operator.attrgetter("__class__", "shape", "dtype")
 """Properties of a tensor that the checks of a call depend on, but for its layout."""
 
@@ -110,6 +109,7 @@ class OnnxRuntimeModule(nn.Module):
         those of an earlier call pass without the checks, which take as long as a small model.
         """
         values = (*args, *kwargs.values())
+        kind: tuple[Hashable, ...]
         try:
             kind = (len(args), *kwargs, *map(KIND, values))
         except AttributeError:  # a value is no tensor
@@ -147,7 +147,8 @@ class OnnxRuntimeModule(nn.Module):
         return {**self.__dict__, "_run": None, "_rebuild": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__({**state, "_rebuild": rebuilder(state["_structure"])})
+        rebuild = rebuilder(state["_structure"])
+        super().__setstate__({**state, "_rebuild": rebuild})  # type: ignore[no-untyped-call]
 
 
 def compute_in_onnxruntime(mg: MaseGraph) -> OnnxRuntimeModule:
