@@ -1,18 +1,35 @@
 """What Yosys reads computes what simulators read."""
 
+import re
 import subprocess
 
 import pytest
 import torch
+from torch import nn
 
 from chop.hardware.check import testbench as icarus
-from chop.nn.integer import Edge, Grid, IntegerAdd, IntegerMul, IntegerScale, Requantize, Table
+from chop.hardware.design.plan import RTL
+from chop.nn.integer import (
+    Call,
+    Edge,
+    Grid,
+    IntegerAdd,
+    IntegerMaxPool2d,
+    IntegerMul,
+    IntegerOptions,
+    IntegerScale,
+    Requantize,
+    Table,
+)
 from tests.hardware.bench import check, drawn, needs_tools
+from tests.hardware.design.test_conv import convolution
 from tests.hardware.design.test_linear import EDGE, layer
+from tests.hardware.design.test_pool import image
 from tests.hardware.design.test_requantize_blocks import EDGE as FINE
 from tests.hardware.design.test_requantize_blocks import requantizer
 
 pytestmark = needs_tools
+SOURCES = sorted([*RTL.glob("*.sv"), *(RTL.parent / "templates").glob("*.jinja")])
 SUMS = Edge.of(0.037, -5000, 4000)
 CHANNELS = Edge(torch.tensor([0.3, 0.1, 0.7, 0.2, 1.3, 0.9]).double(), -1, -500, 400)
 WIDE = Edge.of(1.0, -(2**40), 2**41)
@@ -69,3 +86,28 @@ def test_netlist(operator, edges, monkeypatch):
     monkeypatch.setattr("chop.testing.circuit_bench.compile_testbench", compile_netlist)
     inputs = [drawn(edge, 3, 6, seed=seed) for seed, edge in enumerate(edges)]
     check(operator, *inputs, fold=36, profiles=("none", "uniform"))
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [
+        convolution(nn.Conv2d(2, 2, 3, padding=1)),
+        convolution(nn.Conv2d(2, 2, (3, 2), padding=1, groups=2)),
+        IntegerMaxPool2d.from_quantized(
+            None, [EDGE], IntegerOptions(), Call([(2, 4, 5)], {"kernel_size": 3, "padding": 1})
+        ),
+    ],
+    ids=("conv", "depthwise", "max_pool"),
+)
+@pytest.mark.sampled(1)
+def test_netlists_of_windows_wait_for_rows_and_pad(operator, monkeypatch):
+    monkeypatch.setattr("chop.testing.circuit_bench.compile_testbench", compile_netlist)
+    check(operator, image(EDGE, 2, 4, 5), fold=200, profiles=("none", "uniform"))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
+def test_no_operator_stands_ahead_of_a_cast(path):
+    """Yosys 0.23 reads -W'(x) as (-W)'(x), and simulators as -(W'(x))."""
+    unary = re.compile(r"(?:^|[^\w)\]} ]) *[-~!&|^]+\w+'\(")
+    lines = [line.partition("//")[0] for line in path.read_text().splitlines()]
+    assert not [line for line in lines if unary.search(line)]

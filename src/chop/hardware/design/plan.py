@@ -174,6 +174,9 @@ class ComponentPlan:
         source: text of that module, if it is written for this instance.
         latency: cycles from the last input beat that a result depends on to the result, in addition
             to `holds`.
+        leaves: returns the cycles in which the beats of a single sample leave an empty component,
+            without `latency`, from the cycles in which those of its only input arrive; None if
+            `cycles`, `holds` and `needs` determine them.
     """
 
     parameters: Mapping[str, int | str]
@@ -189,6 +192,7 @@ class ComponentPlan:
     module: str = ""
     source: str = ""
     latency: int = 1
+    leaves: Callable[[Tensor], Tensor] | None = None
 
 
 @dataclass(frozen=True)

@@ -127,8 +127,10 @@ def _through(times: Tensor, stream: Stream, lanes: int, depth: int) -> Tensor:
     """Returns the cycles in which beats leave the converter and the buffer ahead of an input."""
     common = math.gcd(stream.lanes, lanes)
     cycles = (common != stream.lanes) + (common != lanes) + buffer_cycles(depth)
-    arrival = _at_lanes(times, stream, lanes)
-    return _paced(arrival, torch.arange(len(arrival))) + cycles
+    # Between two converters, a beat has the greatest common divisor of the lanes.
+    narrow = _at_lanes(times, stream, common)
+    narrow = _paced(narrow, torch.arange(len(narrow)))
+    return _at_lanes(narrow, stream.with_lanes(common), lanes) + cycles
 
 
 def _ready(arrivals: Sequence[Tensor | None], needs: Sequence[Tensor]) -> Tensor:
@@ -176,6 +178,8 @@ def _leaves(
 def _first_leaves(instance: Instance, arrivals: Sequence[Tensor | None]) -> Tensor:
     """Returns the output cycles of the first sample in a component."""
     plan, beats = instance.plan, instance.plan.out.beats
+    if plan.leaves is not None and arrivals[0] is not None:
+        return plan.leaves(arrivals[0]) + plan.latency
     pace = torch.arange(beats) * plan.cycles // beats
     if plan.needs:
         # Outputs do not spread over the cycles of the component: a selection can end early, and

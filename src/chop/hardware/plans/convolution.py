@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor
 
 from chop.hardware.design.lanes import MatrixLanes, divisors
@@ -86,6 +88,11 @@ def plan_conv(site: Site) -> ComponentPlan:
         + inputs // window.codes
         + GATHER_STAGES
         + product_stages(lanes, soft),
+        leaves=partial(
+            window.leaves,
+            beats=groups * outputs // lanes.outputs,
+            pace=max(window.beats, pace),
+        ),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from chop.hardware.design.plan import ComponentPlan, Memory, Resources, Site
 from chop.hardware.plans.weighted import parameter_memories, parameter_widths
 from chop.hardware.plans.window import WINDOW_STAGES, Window, channels_last
@@ -47,5 +49,6 @@ def depthwise_plan(
         holds=(window.hold,),
         buffers=(0,),
         latency=WINDOW_STAGES + window.reduction + TAP_STAGES,
+        leaves=partial(window.leaves, beats=window.folds, pace=window.beats),
         module="chop_depthwise_conv",
     )

@@ -13,8 +13,8 @@ from chop.hardware.plans.softmax import PIPELINE, reciprocal_cycles, row_ends
 from chop.nn.integer import IntegerLayerNorm, IntegerRMSNorm
 from chop.nn.integer.edge import bit_width
 
-STAGES = 31
-"""Cycles from a row's last code to its first result, with a margin, without root and division."""
+STAGES = 27
+"""Cycles from a row's last code to its first result, without root and division."""
 Norm = IntegerLayerNorm | IntegerRMSNorm
 
 

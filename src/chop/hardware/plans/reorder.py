@@ -19,7 +19,7 @@ from chop.nn.integer.resample import ZERO
 
 LEVELS = 6
 """Counters of `chop_reorder`."""
-REORDER_STAGES = 8
+REORDER_STAGES = 6
 """Cycles of `chop_reorder` and of the FIFO behind it, after the last beat of a frame."""
 
 

@@ -16,9 +16,9 @@ from chop.nn.integer.mask import KeptKeys
 
 PIPELINE = 12
 """Pipeline registers of a row in addition to the counted stages, with a margin."""
-STAGES = 17
+STAGES = 11
 """Registers ahead of a row's first result, which waits for the sum of the row."""
-MASK_STAGES = 4
+MASK_STAGES = 6
 """Additional cycles of a mask."""
 
 

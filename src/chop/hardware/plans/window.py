@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from chop.errors import ConfigError
 from chop.hardware.design.lanes import converter_cycles, divisors, first_within
@@ -146,24 +148,47 @@ class Window:
     @property
     def cycles(self) -> int:
         """Cycles between two images, from the arrival of rows and the output of windows."""
-        load = self.x.size * self.folds
         send = self.x.windows * self.beats
+        starts = self._starts([0] * (IMAGES * self.y.size), send)
+        return starts[-1] - starts[-1 - self.y.windows]
+
+    def leaves(self, arrival: Tensor, beats: int, pace: int) -> Tensor:
+        """Returns the cycles in which the results of one image leave, without their latency.
+
+        Args:
+            arrival: int64 (input beats,): cycles in which the image arrives.
+            beats: output beats of a window.
+            pace: cycles from one window to the next.
+        """
+        load = self.x.size * self.folds
+        rows = (arrival.view(-1, load) - torch.arange(load)).amax(1) + load
+        starts = torch.tensor(self._starts(rows.tolist(), self.x.windows * pace))
+        inside = torch.arange(self.x.windows * beats) * pace // beats
+        return (starts[:, None] + inside).flatten() - 1 - ARRIVAL
+
+    def _starts(self, rows: Sequence[int], send: int) -> list[int]:
+        """Returns the cycle of the first tap of each row of windows.
+
+        Args:
+            rows: for each image row, the first cycle after its arrival. Images follow one another.
+            send: cycles of a row of windows.
+        """
+        load, clock = self.x.size * self.folds, 0
         loaded: list[int] = []
-        free, clock, ends = [0] * self.ring, 0, []
-        for image in range(IMAGES):
-            first = image * self.y.size
+        free, starts = [0] * self.ring, list[int]()
+        for first in range(0, len(rows), self.y.size):
             for window in range(self.y.windows):
                 needed = first + self.y.needed(window)
                 while len(loaded) < needed:
                     # A row is loaded when a ring slot is free and the previous row is complete.
                     start = max(free[len(loaded)], loaded[-1] if loaded else 0)
-                    loaded.append(start + load)
-                clock = max(clock, loaded[needed - 1] + ARRIVAL) + send
+                    loaded.append(max(start + load, rows[len(loaded)]))
+                starts.append(max(clock, loaded[needed - 1] + ARRIVAL))
+                clock = starts[-1] + send
                 # Each finished row frees the slot of the row that comes a ring later.
                 finished = first + self.y.finished(window) + self.ring
                 free += [clock + LATENCY] * (finished - len(free))
-            ends.append(clock)
-        return ends[-1] - ends[-2]
+        return starts
 
     def parameters(self, width: int, pad: int) -> dict[str, int]:
         """Returns the module parameters.
@@ -206,6 +231,7 @@ def plan_max_pool(site: Site) -> ComponentPlan:
         holds=(window.hold,),
         buffers=(0,),
         latency=WINDOW_STAGES + window.reduction + MAXIMUM_STAGES,
+        leaves=partial(window.leaves, beats=window.folds, pace=window.beats),
     )
 
 
@@ -231,6 +257,7 @@ def plan_avg_pool(site: Site) -> ComponentPlan:
         holds=(window.hold,),
         buffers=(0,),
         latency=WINDOW_STAGES + window.reduction + SUM_STAGES,
+        leaves=partial(window.leaves, beats=window.folds, pace=window.beats),
     )
 
 

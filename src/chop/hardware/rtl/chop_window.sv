@@ -195,18 +195,18 @@ module chop_window #(
     in_ring = beyond[ADDRESS_W+1] ? slot + ADDRESS_W'(step) : ADDRESS_W'(beyond);
   endfunction
 
-  assign next_x = is_line_end ? -X_W'(PADDING_X * FOLDS) : first_x_q + X_W'(STRIDE_X * FOLDS);
-  assign next_y = is_image_end ? -Y_W'(PADDING_Y) : first_y_q + Y_W'(STRIDE_Y);
+  assign next_x = is_line_end ? X_W'(-PADDING_X * FOLDS) : first_x_q + X_W'(STRIDE_X * FOLDS);
+  assign next_y = is_image_end ? Y_W'(-PADDING_Y) : first_y_q + Y_W'(STRIDE_Y);
   assign next_slot =
     is_image_end ? in_ring(first_slot_q, NEXT_IMAGE) : in_ring(first_slot_q, NEXT_ROW);
   assign tap_slot = in_ring(slot_q, NEXT_TAP);
 
   always_ff @(posedge clk_i) begin
     if (!rst_ni) begin
-      first_x_q <= -X_W'(PADDING_X * FOLDS);
-      x_q <= -X_W'(PADDING_X * FOLDS);
-      first_y_q <= -Y_W'(PADDING_Y);
-      y_q <= -Y_W'(PADDING_Y);
+      first_x_q <= X_W'(-PADDING_X * FOLDS);
+      x_q <= X_W'(-PADDING_X * FOLDS);
+      first_y_q <= Y_W'(-PADDING_Y);
+      y_q <= Y_W'(-PADDING_Y);
       first_slot_q <= ADDRESS_W'(FIRST_SLOT);
       slot_q <= ADDRESS_W'(FIRST_SLOT);
     end else if (is_stepping) begin
@@ -232,7 +232,7 @@ module chop_window #(
 
   always_ff @(posedge clk_i) begin
     if (!rst_ni) begin
-      spare_q <= -Y_W'(needed(0));
+      spare_q <= Y_W'(-needed(0));
       needed_q <= MORE_NEEDED[Y_W-1:0];
       finished_q <= MORE_FINISHED[Y_W-1:0];
       after_y_q <= SECOND;
