@@ -106,6 +106,15 @@ def _keep_what_is_left() -> Iterator[None]:
     gc.freeze()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _options_in_messages() -> Iterator[None]:
+    """Most tests of jobs read what their commands print; those of Python turn this off."""
+    from chop.errors import options_in_messages
+
+    with options_in_messages(True):
+        yield
+
+
 def fix_seeds() -> None:
     """Seeds every generator of random numbers that tests use."""
     random.seed(0)

@@ -5,8 +5,16 @@ import torch
 from torch import nn
 
 from chop import MaseGraph, passes
-from chop.base.notices import forget_notices, warn_once
-from chop.errors import MOST_CHARACTERS, ChopError, ConfigError, bounded, did_you_mean
+from chop.base.notices import assume, collected_assumptions, forget_notices, warn_once
+from chop.errors import (
+    MOST_CHARACTERS,
+    ChopError,
+    ConfigError,
+    bounded,
+    did_you_mean,
+    options_in_messages,
+)
+from chop.report.report import Note
 from tests.subcases import subcases
 
 
@@ -59,3 +67,31 @@ def test_choices_after_an_uncertain_suggestion_are_few_and_short():
     assert did_you_mean("bayes", ["tpe", "cmaes"]).endswith("All choices: cmaes, tpe.")
     for others in ([f"other{k}" for k in range(40)], ["a long choice " * 30], ["x" * 301]):
         assert did_you_mean("bayes", ["cmaes", *others]) == "did you mean 'cmaes'?"
+
+
+@pytest.mark.parametrize(
+    ("message", "in_python"),
+    [
+        (
+            "train it (--train-epochs); --force continues.",
+            "train it (train_epochs); force continues.",
+        ),
+        ("write it without one (--no-tokenizer).", "write it without one (tokenizer=False)."),
+        (
+            "use --seed 1. Run chop export RUN --to pt2.",
+            "use seed 1. Run chop export RUN --to pt2.",
+        ),
+        ("pip install --upgrade gguf", "pip install --upgrade gguf"),
+        ("a line --- and a -- b", "a line --- and a -- b"),
+    ],
+)
+def test_messages_name_settings_as_the_caller_writes_them(message, in_python):
+    with options_in_messages(False):
+        assert str(ConfigError(message)) == in_python
+        assert Note(message).text == in_python
+        with collected_assumptions() as assumed:
+            assume(message)
+        assert [each.text for each in assumed] == [in_python]
+        with options_in_messages(True):
+            raised = ConfigError(message)
+    assert str(raised) == message

@@ -22,7 +22,9 @@ A message says what was expected, what was found, and how to continue.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 MOST_CHARACTERS = 2000
 """Maximum length of a message, in characters."""
@@ -31,8 +33,52 @@ END_CHARACTERS = 500
 OMISSION = " ... (shortened) ... "
 
 
+OPTION = re.compile(r"(?P<before>^|[\s('`\"])--(?P<no>no-)?(?P<name>[a-z][a-z-]+)")
+COMMAND = re.compile(r"\b(chop [a-z]|pip install|in Python|= in)|file\.py:")
+"""Parts of a message with options that stay as they are: commands, and names for both."""
+_names_options = False
+
+
+@contextmanager
+def options_in_messages(is_command: bool) -> Iterator[None]:
+    """Context manager of the command line, where messages name settings as options.
+
+    Args:
+        is_command: False names them as keyword arguments, as everywhere else.
+    """
+    global _names_options
+    before, _names_options = _names_options, is_command
+    try:
+        yield
+    finally:
+        _names_options = before
+
+
+def in_callers_words(text: str) -> str:
+    """Returns a message with settings as the caller writes them: options, or keyword arguments.
+
+    >>> in_callers_words("use --max-drop 0.1; or run chop compress again with --keep-best")
+    'use max_drop 0.1; or run chop compress again with --keep-best'
+    """
+    if _names_options:
+        return text
+    parts = re.split(r"(?<=[.;:]\s)", text)
+    return "".join(x if COMMAND.search(x) else OPTION.sub(_as_keyword, x) for x in parts)
+
+
+def _as_keyword(option: re.Match[str]) -> str:
+    name = option["name"].replace("-", "_")
+    return f"{option['before']}{name}{'=False' * bool(option['no'])}"
+
+
 class ChopError(Exception):
-    """Base class of all errors raised on purpose. It shortens long messages in the middle."""
+    """Base class of all errors raised on purpose. It shortens long messages in the middle.
+
+    Messages name options of a command as keyword arguments, unless the command line runs.
+    """
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(in_callers_words(x) if isinstance(x, str) else x for x in args))
 
     def __str__(self) -> str:
         return bounded(super().__str__())

@@ -145,7 +145,7 @@ def test_a_format_on_which_the_function_fails_is_the_worst(files, capsys):
 
 
 def test_a_float_model_without_a_number_stops(files):
-    with pytest.raises(ConfigError, match="^evaluate 'nan': returned NaN for the float model"):
+    with pytest.raises(ConfigError, match="^evaluate 'nan': returned nan for the float model"):
         compressed(files, files["nan"])
 
 

@@ -21,13 +21,13 @@ from chop.actions.emit.lower import lower
 from chop.actions.emit.lower_settings import LowerConfig
 from chop.actions.evaluate.models import load_judged
 from chop.actions.evaluate.settings import EvaluateConfig
-from chop.actions.shard.model import get_checkpoint
 from chop.actions.starting_run import check_saved_model, config_of_run
 from chop.actions.sweep.settings import PruneSweepConfig
 from chop.base.notices import collected_assumptions
 from chop.cli import main
 from chop.errors import CheckpointError
 from chop.ir.graph import MaseGraph
+from chop.ir.storage.checkpoint import find_checkpoint
 from chop.runs import MANIFEST, Artifact
 from tests import programs
 from tests.cli.test_adapter import COMMANDS as CLI
@@ -151,7 +151,7 @@ def test_a_run_in_the_place_of_a_float_model_is_one_sentence(command, ends):
 
 
 def test_shard_and_bench_take_the_folder(ends, place):
-    assert get_checkpoint(str(place / NAME)) == place / NAME / "model"
+    assert find_checkpoint(str(place / NAME)) == place / NAME / "model"
     code, _, messages = ends("bench", "model", NAME, "--compressed", "other")
     assert code == 2 and "leave out --compressed" in messages
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,7 +22,7 @@ from chop.actions.given_rows import (
 )
 from chop.captured.wrappers import check_is_module, check_is_unwrapped
 from chop.config import Range, convert, parse
-from chop.errors import ChopError, ConfigError
+from chop.errors import ConfigError, options_in_messages
 from chop.formats import NumberFormat, QuantSpec, parse_format_string
 from chop.ir.graph import MaseGraph
 from chop.nn.packed import PackedOperator
@@ -37,7 +35,7 @@ from chop.train.calibration import calibrated, example_inputs
 from chop.train.distillation.settings import Distillation
 from chop.train.dtypes import cast_inputs
 from chop.train.unlabeled import read_inputs
-from chop.workloads.probe import check_forward
+from chop.workloads.probe import check_forward, check_weights
 from chop.workloads.workload import Workload
 
 if TYPE_CHECKING:
@@ -100,6 +98,7 @@ def quantize(
     calibration_rows = convert(calibration_rows, Annotated[int, Range(1)], "calibration_rows")
     weights_only = convert(weights_only, bool, "weights_only")
     rows = _get_rows(model, with_label_column(data, label_column))
+    check_weights(model)
     if rows is not None:
         check_forward(model, rows, type(model).__name__, "data")
     dummy_in = None if rows is None else example_inputs(model, rows)
@@ -243,7 +242,7 @@ def compress(
     for name in settings.keys() & named.keys():
         raise ConfigError(f"chop.compress: '{name}' is given twice, once in distill; drop one.")
     config = parse(CompressConfig, {**settings, **named}, "chop.compress")
-    with _options_as_keywords():
+    with options_in_messages(False):
         trains = task or loss
         data, test = (with_label_column(each, config.label_column) for each in (data, test))
         splits = (
@@ -278,21 +277,6 @@ def _settings_of_distillation(taught: Distillation) -> dict[str, Any]:
         if each.name != "teacher" and getattr(taught, each.name) != each.default
     }
     return {"distill": True, **given}
-
-
-@contextmanager
-def _options_as_keywords() -> Iterator[None]:
-    """Renames options in errors to keyword arguments: `--max-drop` becomes `max_drop`."""
-    try:
-        yield
-    except ChopError as error:
-        text = re.sub(r"(^|[\s('`\"])--([a-z][a-z-]+)", _keyword, str(error))
-        error.args = (text, *error.args[1:])
-        raise
-
-
-def _keyword(option: re.Match[str]) -> str:
-    return option[1] + option[2].replace("-", "_")
 
 
 def _check_has_layers(model: nn.Module, who: str) -> None:

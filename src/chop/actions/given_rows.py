@@ -12,7 +12,7 @@ from torch import nn
 
 from chop.config import convert
 from chop.data.load import check_label_columns, joined_labels
-from chop.errors import ConfigError, check_known
+from chop.errors import ConfigError, check_known, enumerate_names
 from chop.train.frames import is_frame, to_array
 from chop.train.unlabeled import read_inputs
 from chop.workloads.pictures import SETTINGS
@@ -21,6 +21,7 @@ from chop.workloads.standard_labels import with_standard_labels
 from chop.workloads.workload import Workload
 
 LABELS = "labels"
+SPLITS = {"train", "test", "validation"}
 FILE_SETTINGS = (
     *("model", "dataset", "weights", "tokenizer", "text_column", "max_length", "stride", "limit"),
     *("train_epochs", *SETTINGS),
@@ -109,8 +110,13 @@ def with_scale(workload: Workload, config: WorkloadConfig) -> Workload:
 
 def rows_by_split(data: Any, test: Any) -> dict[str, Any]:
     """Returns rows by split for `Workload.of`."""
+    if data is None:
+        raise ConfigError("data: expected labeled rows, such as (X, y), got None.")
+    if isinstance(data, Mapping) and data and not data.keys() - SPLITS and "train" not in data:
+        names = enumerate_names([*data], len(SPLITS))
+        raise ConfigError(f"data: expected a split train as well, got {names}.")
     if isinstance(data, Mapping) and "train" in data:
-        unknown = sorted(data.keys() - {"train", "test", "validation"})
+        unknown = sorted(data.keys() - SPLITS)
         if unknown:
             raise ConfigError(
                 f"data: expected the splits train, test and validation, got '{unknown[0]}'."

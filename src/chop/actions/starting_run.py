@@ -15,6 +15,7 @@ from chop.base.trust import check_code, trust_named
 from chop.errors import CheckpointError, ConfigError
 from chop.hardware.integer_form import is_integer
 from chop.ir.graph import MaseGraph
+from chop.ir.storage.checkpoint import find_checkpoint
 from chop.nn.packed import PackedOperator
 from chop.runs import MANIFEST, Manifest, read_manifest
 from chop.workloads.load import FINE_TUNED
@@ -29,7 +30,6 @@ MODEL_SETTINGS = tuple(
 """Settings of a run that select its model and rows."""
 UNSET = {"limit": "all rows", "dataset": "the data set of its model"}
 """Meaning of None for these settings."""
-SUFFIXES = (".mz", ".pt")
 CIRCUIT = "; chop emit --check-only checks it, and --place is given with the model"
 """End of the message for the folder of a circuit."""
 RESULT, REPORT = "result.json", "report.json"
@@ -134,10 +134,9 @@ def check_saved_model(start: Path | None) -> None:
 
 def checkpoint_in(path: Path) -> Path:
     """Returns the checkpoint at a path: the path itself, or the only one in the folder."""
-    stem = path.with_suffix("") if path.suffix in SUFFIXES else path
-    if stem.with_name(stem.name + SUFFIXES[0]).is_file():
-        return stem
-    files = sorted(path.glob(f"*{SUFFIXES[0]}")) if path.is_dir() else []
+    if (checkpoint := find_checkpoint(path)) is not None:
+        return checkpoint
+    files = sorted(path.glob("*.mz")) if path.is_dir() else []
     if len(files) != 1:
         listed = ", ".join(each.stem for each in files) or "none"
         raise CheckpointError(

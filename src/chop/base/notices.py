@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
-from chop.errors import ConfigError, bounded, did_you_mean
+from chop.errors import ConfigError, bounded, did_you_mean, in_callers_words
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def warn_once(
     """
     if (about or message) not in _GIVEN:
         _GIVEN.add(about or message)
-        warnings.warn(bounded(message), category, stacklevel=2)
+        warnings.warn(bounded(in_callers_words(message)), category, stacklevel=2)
 
 
 def warn_once_about(
@@ -83,7 +83,7 @@ def warn_each_time(message: str, category: type[Warning]) -> None:
     """
     caller = sys._getframe(1)
     file, line = caller.f_code.co_filename, caller.f_lineno
-    warnings.warn_explicit(bounded(message), category, file, line, registry={})
+    warnings.warn_explicit(bounded(in_callers_words(message)), category, file, line, registry={})
 
 
 def forget_notices() -> None:
@@ -101,6 +101,7 @@ def assume(text: str, log: logging.Logger | None = None, about: str = "") -> Non
             does not log.
         about: see `Assumption`.
     """
+    text = in_callers_words(text)
     lists, assumption = _assumed.get(), Assumption(text, about)
     is_new = not any(assumption in assumptions for assumptions in lists)
     for assumptions in lists:

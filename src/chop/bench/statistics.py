@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from chop.errors import ConfigError
 from chop.statistics.intervals import LEVEL
 
 MIN_PAIRS = 10
@@ -55,11 +56,17 @@ def paired_ratio(
         confidence: coverage of the interval, from 0 to 1.
         seed: seed of the resampling.
     Returns: the interval; its bounds are unknown for fewer than ten pairs.
+    Raises:
+        ConfigError: if there are no numbers, unequally many, or a number is not positive.
     Source: Efron and Tibshirani 1993, An Introduction to the Bootstrap, section 13.3.
 
     >>> paired_ratio([2.0] * 10, [1.0] * 10)
     Interval(median=2.0, low=2.0, high=2.0)
     """
+    if not above or len(above) != len(below) or not min(*above, *below) > 0:
+        raise ConfigError(
+            f"expected as many positive numbers above as below, got {len(above)} and {len(below)}."
+        )
     ratios = torch.tensor(
         [a / b for a, b in zip(above, below, strict=True)], dtype=torch.float64, device="cpu"
     )

@@ -46,6 +46,8 @@ class Variant:
                 f"variant '{self.name}': expected a call, or prepare, which returns one; got "
                 f"{'neither' if self.call is None else 'both'}."
             )
+        if not callable(given := self.call or self.prepare):
+            raise ConfigError(f"variant '{self.name}': expected a function, got {given!r:.80}.")
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,10 @@ def check_is_module(value: object, where: str) -> None:
 instance, Linear(...).
     """
     if isinstance(value, nn.Module):
+        if getattr(value.forward, "__func__", None) is nn.Module.forward:
+            raise ConfigError(
+                f"{where}: {type(value).__name__} has no forward; pass a module that can be called."
+            )
         return
     got, way_out = type(value).__name__, ""
     if value is None:
@@ -72,6 +76,16 @@ def check_is_unwrapped(model: nn.Module, where: str) -> None:
     else:
         return
     raise ConfigError(f"{where}: got a model that {kind}; pass {way_out}, and wrap the result.")
+
+
+def check_has_values(model: nn.Module, name: str) -> None:
+    """Checks that the parameters of a model are not on the meta device.
+
+    Raises:
+        ConfigError: if one is.
+    """
+    if any(value.is_meta for value in model.parameters()):
+        raise ConfigError(f"'{name}' has weights without values (device meta); load them first.")
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -15,10 +15,10 @@ def main() -> None:
     from chop.base.files.temporary import own_temporary_files
     from chop.base.installed import fitting_packages
     from chop.cli.app import app
-    from chop.errors import ChopError
+    from chop.errors import ChopError, options_in_messages
 
     try:
-        with fitting_packages(), own_temporary_files():
+        with options_in_messages(True), fitting_packages(), own_temporary_files():
             app()
     except ChopError as error:
         _fail(type(error).__name__, str(error))

@@ -59,7 +59,7 @@ def execute(command: Command, ctx: typer.Context, given: Mapping[str, Any]) -> N
             from chop.report.report import with_details
 
             stack.enter_context(with_details())
-        if kinds := chosen.pop("figures", None):
+        if (kinds := chosen.pop("figures", None)) is not None:
             from chop.report.report import further_figures
 
             stack.enter_context(further_figures([kind.strip() for kind in kinds.split(",")]))

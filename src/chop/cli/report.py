@@ -26,10 +26,15 @@ def report(runs: tuple[str, ...], /, *, out: Path | None = None, open: bool = Fa
             the current folder.
         open: show the page in the browser.
     """
+    from chop.errors import ConfigError
     from chop.report.page.files import write_page
     from chop.report.page.page import PAGE
     from chop.report.report import say
 
+    if out is not None and out.expanduser().is_dir():
+        raise ConfigError(f"--out: '{out}' is a folder, expected a file such as '{out / PAGE}'.")
+    if out is not None and out.suffix.lower() not in (".html", ".htm"):
+        raise ConfigError(f"--out: '{out}': expected an HTML file, such as '{out.stem}.html'.")
     folders = [Path(run).expanduser() for run in runs]
     path = write_page(folders, out or Path(folders[0] if len(runs) == 1 else "") / PAGE)
     count = f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}"

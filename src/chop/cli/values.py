@@ -67,7 +67,8 @@ def _assigned(pairs: Sequence[str], read: Callable[[str], Any]) -> dict[str, Any
     for pair in pairs:
         name, _, text = (part.strip() for part in pair.partition("="))
         if not name or not text:
-            raise ConfigError(f"'{pair}': expected name=value, such as {name or 'bits'}=4.")
+            example = name if name.replace("-", "_").isidentifier() else "bits"
+            raise ConfigError(f"'{pair}': expected name=value, such as {example}=4.")
         if name in values:
             raise ConfigError(f"'{pair}': '{name}' was already set; set it once.")
         values[name] = read(text)

@@ -53,6 +53,10 @@ def with_plain_cells(splits: DatasetDict) -> DatasetDict:
     return DatasetDict({key: _converted(split, commas) for key, split in splits.items()})
 
 
+BEYOND = "infinite numbers or numbers beyond 3.4e38, the most in float32"
+"""Description of cells that are infinite as float32."""
+
+
 def _is_integer(split: Dataset, name: str) -> bool:
     return str(getattr(split.features[name], "dtype", "")).startswith(("int", "uint"))
 
@@ -129,7 +133,7 @@ def check_cells(names: Sequence[str], values: np.ndarray) -> None:
     """
     problems = (
         (np.isnan(values), "blank cells or NaN", "Fill them"),
-        (np.isinf(values), "infinite numbers", "Replace them"),
+        (np.isinf(values), BEYOND, "Replace them"),
     )
     for bad, what, advice in problems:
         if not bad.any():

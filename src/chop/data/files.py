@@ -58,6 +58,8 @@ SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas"}
 """Unsupported column separators by their names."""
 WRONG_COLUMNS = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
 """The pandas message about a line with a wrong number of columns."""
+NO_ROWS = re.compile(r'Instruction "(\w+)" corresponds to no data')
+"""The message of `datasets` about a split without rows."""
 
 
 def read_file(path: Path) -> DatasetDict:
@@ -199,6 +201,8 @@ def _reading(folder: Path) -> AbstractContextManager[None]:
     def problem(error: BaseException) -> str:
         if not isinstance(error, FileNotFoundError | ValueError):
             return f"cannot be read: {_reason(error)}"
+        if (empty := NO_ROWS.search(str(error))) is not None:
+            return f"has no rows in the split '{empty[1]}': remove its file, or add rows"
         arrays = next((path for path in folder.iterdir() if _array_advice(path)), folder)
         return (
             "contains no data set: expected parquet, csv or json files, images in a folder per "

@@ -83,7 +83,7 @@ def check_classes(splits: DatasetDict, name: str) -> None:
             f"classes {variants} differ only in case or spaces and count as different classes", log
         )
     numbers = [value for value in known if isinstance(value, int)]
-    if numbers and min(numbers) > 0:
+    if len(numbers) > 1 and min(numbers) > 0:
         assume(
             f"labels start at {min(numbers)}; classes are numbered from 0, so class 0 has no rows",
             log,

@@ -332,8 +332,8 @@ def _without_label(splits: DatasetDict, name: str) -> str:
         )
     if splits["train"].column_names == ["text"]:
         return (
-            f"data set '{name}' has no column 'labels' or 'label', only 'text'; evaluate "
-            "language models on it with --task causal-lm."
+            f"data set '{name}' has no column 'labels' or 'label', only 'text', as a .txt file or "
+            "a JSON list has: expected named columns. --task causal-lm evaluates language models."
         )
     if missing := _missing_header(splits["train"].column_names):
         return f"data set '{name}': {missing}"

@@ -12,6 +12,7 @@ from chop.base.notices import assume
 from chop.data.bars import without_bars
 from chop.data.cells import TEXTS, check_cells, describe_texts
 from chop.data.load import NUMBERS, label_column
+from chop.errors import ConfigError
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
@@ -55,6 +56,13 @@ def with_vectors(
     if len(numbers) < 2:
         return splits
     values = {key: _numbers(split, numbers) for key, split in splits.items()}
+    for key, split in values.items():
+        lacking = np.asarray(numbers)[np.isnan(split).all(0)]
+        if len(split) and 0 < len(lacking) < len(numbers):
+            raise ConfigError(
+                f"data: no row of the split '{key}' has a number in the column '{lacking[0]}': "
+                "expected the same columns in all files."
+            )
     check_cells(numbers, np.concatenate([*values.values()]))
     return DatasetDict({key: _vectors(split, values[key], labels) for key, split in splits.items()})
 
@@ -62,7 +70,8 @@ def with_vectors(
 def _numbers(split: Dataset, names: Sequence[str]) -> np.ndarray:
     """Returns rows of numbers, float32 (rows, columns); a blank cell is NaN."""
     table = split.with_format("numpy")
-    return np.stack([np.asarray(table[name][:], np.float32) for name in names], 1)
+    with np.errstate(over="ignore"):  # `check_cells` refuses what becomes infinite
+        return np.stack([np.asarray(table[name][:], np.float32) for name in names], 1)
 
 
 def _vectors(split: Dataset, values: np.ndarray, labels: Sequence[str]) -> Dataset:

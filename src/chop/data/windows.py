@@ -37,10 +37,14 @@ def strided_windows(
         length: maximum number of tokens per window.
         stride: tokens by which a window advances, 1 to `length`.
     Yields: tokens and labels of a window, lists of equal length.
+    Raises:
+        ConfigError: if the stride is not between 1 and `length`.
 
     >>> list(strided_windows(range(5), length=4, stride=2))
     [([0, 1, 2, 3], [0, 1, 2, 3]), ([2, 3, 4], [-100, -100, 4])]
     """
+    if not 1 <= stride <= length:
+        raise ConfigError(f"stride: expected 1 to the window length {length}, got {stride}.")
     scored = 0
     for begin in range(0, len(ids), stride):
         window = list(ids[begin : begin + length])
@@ -82,8 +86,6 @@ def windowed(
     if length < 2:
         raise ConfigError(f"max_length: expected windows of at least 2 tokens, got {length}.")
     step = max(1, length // 2) if stride is None else stride
-    if not 1 <= step <= length:
-        raise ConfigError(f"stride: expected 1 to the window length {length}, got {step}.")
     separator = "\n" if is_running_text(splits) else "\n\n"
     windows = {}
     for name, split in splits.items():

@@ -126,6 +126,8 @@ def find_plan(
         given = ShardingPlan.from_json(given)
     elif not isinstance(given, ShardingPlan):
         if not Path(given).is_file():
+            if str(given).lstrip().startswith(("{", "[")):
+                raise PlanError(f"plan: write the JSON {given!r:.80} to a file, and pass its path.")
             known = did_you_mean(given, PLANS)
             raise PlanError(f"'{given}' is neither a file nor the name of a plan: {known}")
         given = ShardingPlan.read(given)

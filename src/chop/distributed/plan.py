@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import math
 from collections.abc import Collection, Mapping
@@ -16,7 +15,7 @@ from torch import nn
 from chop.base.files import atomic_file
 from chop.base.files.documents import read_json
 from chop.distributed.placements import REPLICATED, normalized, shard_dim
-from chop.errors import ConfigError, PlanError
+from chop.errors import ConfigError, PlanError, did_you_mean
 from chop.ir.graph import MaseGraph
 
 FORMAT = "chop sharding plan"
@@ -197,9 +196,7 @@ def named_tensors(model: nn.Module) -> list[tuple[str, Any]]:
 
 def _check_name(what: str, name: str, known: Collection[str]) -> None:
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1) or list(known)[:1]
-        hint = f"one of {len(known)} is '{near[0]}'" if near else "there are none"
-        raise PlanError(f"{what} '{name}' does not exist; {hint}.")
+        raise PlanError(f"{what} '{name}' does not exist: {did_you_mean(name, known)}")
 
 
 def _mapping(value: Any, where: str) -> Mapping[str, Any]:

@@ -173,7 +173,15 @@ class NumberFormat(Quantizer):
         return reference.encode(self._layout, x)
 
     def decode(self, encoded: Encoded) -> Tensor:
-        """Decodes a tensor: `decode(encode(x))` equals `round(x)` bit for bit."""
+        """Decodes a tensor: `decode(encode(x))` equals `round(x)` bit for bit.
+
+        Raises:
+            ConfigError: if it is not the result of `encode`.
+        """
+        if not isinstance(encoded, Encoded):
+            raise ConfigError(
+                f"{self.name}: expected a result of encode, got {type(encoded).__name__}."
+            )
         return reference.decode(self._layout, encoded)
 
     def is_row_separable(self, shape: Sequence[int]) -> bool:
@@ -307,7 +315,7 @@ def get_format(name: str | None) -> type[NumberFormat]:
         own = (
             ""
             if near.startswith("did")
-            else " To use a format from your own module, pass --import MODULE."
+            else " A format of your own module needs --import MODULE (in Python: import it)."
         )
         raise ConfigError(f"unknown number format '{name}': {near}{own}")
     kind = REGISTRY[name]

@@ -7,13 +7,14 @@ import logging
 import shlex
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 
 from chop.base.files.library_errors import get_reason, is_of_library, library_errors
 from chop.base.hub import hub_folder, hub_is_reachable
 from chop.base.installed import fitting_packages
+from chop.config import Range, convert
 from chop.data.builtin_names import advice_of_builtin, report_choice
 from chop.errors import (
     CheckpointError,
@@ -115,7 +116,8 @@ def load_model(
     """
     if task is not None and task not in AUTO_CLASSES:
         raise ConfigError(f"unknown task '{task}': {did_you_mean(task, AUTO_CLASSES)}")
-    name = str(name_or_path)
+    name = str(convert(name_or_path, str | Path, "model"))
+    num_labels = convert(num_labels, Annotated[int | None, Range(1)], "num_labels")
     if weights is not None and not is_own(name):
         raise ConfigError(
             f"weights: '{name}' has its own weights; only file.py:Net and timm:NAME take some."
@@ -249,6 +251,8 @@ def read_config(name: str, num_labels: int | None = None) -> PreTrainedConfig:
     is_folder, place = Path(name).is_dir(), get_place(name)
     if gguf_file(place) is not None:
         return _read_gguf_config(place, num_labels)
+    if ".py:" in name:
+        raise ConfigError(f"model '{name}': expected a class or function, such as net.py:Net.")
     if Path(name).is_file():
         as_own = f"{name}:Net" if name.endswith(".py") else f"file.py:Net --weights {name}"
         raise ConfigError(

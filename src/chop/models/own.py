@@ -24,6 +24,8 @@ from chop.models.weights import check_readable, load_weights
 if TYPE_CHECKING:
     from types import ModuleType
 
+PACKAGE = Path(__file__).parents[1]
+"""Folder of `chop`, whose lines are not the user's."""
 SOURCE = "__chop_source__"
 """Attribute of an executed module: its file and source text."""
 MAKES_NAMES = re.compile(rb"__getattr__|globals\(\)|setattr|exec\(")
@@ -78,17 +80,20 @@ def describe_drawn_weights(name: str) -> str:
 
 
 def check_own(name: str, weights: str | Path | None) -> None:
-    """Checks a model's file and weights without running code, before data are read.
+    """Checks a model's name, file and weights without running its code, before data are read.
 
     Args:
         name: see `build_own`.
         weights: see `build_own`.
     Raises:
-        ConfigError: if the file does not exist, or does not define the name.
+        ConfigError: if the file does not exist or does not define the name, or timm lacks it.
+        UnavailableError: if timm is not installed.
         CheckpointError: if the weights do not exist, or cannot be read.
     """
     match = CODE_FILE.fullmatch(name)
-    if match is not None and not name.startswith(TIMM):
+    if name.startswith(TIMM):
+        _import_timm(name.removeprefix(TIMM))
+    elif match is not None:
         path = Path(match["file"])
         if not path.is_file():
             raise ConfigError(f"model file '{path}' does not exist.")
@@ -247,7 +252,8 @@ def reason_of_user_code(error: BaseException, path: Path) -> str:
     folder, place = path.parent.absolute(), ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         file = Path(frame.f_code.co_filename)
-        if file.is_relative_to(folder) and "site-packages" not in file.parts:
+        is_own = file.is_relative_to(folder) and not file.is_relative_to(PACKAGE)
+        if is_own and "site-packages" not in file.parts:
             of = "" if file == path.absolute() else f" of '{file.relative_to(folder)}'"
             name = frame.f_code.co_qualname
             place = f"line {line}{of}{f', in {name},' if name != '<module>' else ''} raises "
@@ -276,7 +282,8 @@ def _arguments(build: Callable[..., Any], name: str, num_labels: int | None) -> 
     return arguments
 
 
-def _build_from_timm(name: str, num_labels: int | None, pretrained: bool) -> nn.Module:
+def _import_timm(name: str) -> ModuleType:
+    """Returns the timm package, which has the model."""
     try:
         import timm
     except ImportError:
@@ -285,6 +292,12 @@ def _build_from_timm(name: str, num_labels: int | None, pretrained: bool) -> nn.
         ) from None
     if not timm.is_model(name.split(".")[0]):
         raise ConfigError(f"timm has no model '{name}': {did_you_mean(name, timm.list_models())}")
+    module: ModuleType = timm
+    return module
+
+
+def _build_from_timm(name: str, num_labels: int | None, pretrained: bool) -> nn.Module:
+    timm = _import_timm(name)
     classes = {} if num_labels is None else {"num_classes": num_labels}
     try:
         model: nn.Module = timm.create_model(name, pretrained=pretrained, **classes)

@@ -14,6 +14,7 @@ from chop.errors import ConfigError, GraphError, did_you_mean
 from chop.ir.graph import MaseGraph, Provenance
 from chop.ir.verify import verify
 from chop.nn.packed import PackedOperator
+from chop.nn.quantized import QuantizedOperator
 from chop.passes.documentation import pass_docstring
 
 C = TypeVar("C")
@@ -165,6 +166,9 @@ ANNOTATE_ARGUMENTS = {
 
 
 MAX_CONFIG_TEXT = 2000
+QUANTIZES = "quantize_transform_pass"
+"""Pass whose result a graph of a quantized model also has."""
+METADATA = ("init_metadata_analysis_pass", "add_common_metadata_analysis_pass")
 ENDINGS = ("_analysis_pass", "_transform_pass", "_interface_pass")
 """Endings of the names of passes."""
 USAGE = "expected @graph_pass(config=SomeDataclass) above a function (mg, config)"
@@ -176,8 +180,14 @@ def check_graph(name: str, mg: object, requires: Iterable[str] = ()) -> None:
         raise GraphError(f"{name}: expected a MaseGraph, got {type(mg).__name__}.")
     done = {step.name for step in mg.provenance}
     for needed in requires:
-        if needed not in done:
+        if needed not in done and not (needed == QUANTIZES and _is_quantized(mg)):
             raise GraphError(f"{name}: run {needed}(mg) first.")
+
+
+def _is_quantized(mg: MaseGraph) -> bool:
+    """Returns True if a graph has quantized layers, as that of a model from `chop.quantize`."""
+    modules = (x for x in mg.model.modules() if isinstance(x, QuantizedOperator))
+    return any(not module.spec.is_float for module in modules)
 
 
 def _check_names(name: str, requires: Iterable[str]) -> None:
@@ -196,6 +206,8 @@ def _run_missing(mg: MaseGraph, requires: Iterable[str]) -> None:
     for needed in requires:
         if needed not in done and _is_analysis(needed):
             PASSES[needed](mg)
+        elif needed == QUANTIZES and needed not in done:
+            _run_missing(mg, METADATA)
 
 
 def _refuse_packed(name: str, mg: MaseGraph) -> None:

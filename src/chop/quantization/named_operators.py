@@ -52,8 +52,8 @@ def present_operators(mg: MaseGraph, names: Sequence[str]) -> list[str]:
     present = {mg.operator(node).name for node in mg.nodes}
     matches = [name for name in names if name in present]
     if not matches:
+        own = ", ".join(sorted(name for name in present if name in OPS))
         raise ConfigError(
-            f"the model has none of the operators {', '.join(names)}; "
-            f"it has: {', '.join(sorted(name for name in present if name in OPS))}."
+            f"the model has none of the operators {', '.join(names)}; it has: {own or 'none'}."
         )
     return matches

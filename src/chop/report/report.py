@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from chop.base.files import write_json
 from chop.base.tables import print_table, write_markdown
-from chop.errors import check_known
+from chop.errors import check_known, in_callers_words
 from chop.report.charts.chart import Chart
 from chop.runs import Outcome
 
@@ -92,6 +92,9 @@ class Note(Block):
     """Paragraph on the results. Empty paragraphs are omitted."""
 
     text: str | None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", self.text and in_callers_words(self.text))
 
 
 @dataclass(frozen=True)
@@ -201,7 +204,7 @@ def say(text: str, *, is_whole: bool = False) -> None:
     """
     from rich.console import Console
 
-    Console().print(text, highlight=False, markup=False, soft_wrap=is_whole)
+    Console().print(in_callers_words(text), highlight=False, markup=False, soft_wrap=is_whole)
 
 
 def announce(subject: str, step: str) -> None:

@@ -229,8 +229,8 @@ class Stages:
             self._estimate.advance(share)
             if (now := time.monotonic()) - printed >= STAGE_SECONDS:
                 printed = now
-                remaining = format_clock(self._estimate.seconds)
-                say_line(self._bar.console, f"{label}: {share:.0%}, {remaining} left")
+                remaining = f", {format_clock(self._estimate.seconds)} left" * (share < 1)
+                say_line(self._bar.console, f"{label}: {share:.0%}{remaining}")
 
         return advance
 
@@ -260,7 +260,7 @@ def labeled_bar(label: str, steps: int) -> Iterator[Callable[[], None]]:
         now, number = time.monotonic(), next(done)
         if number == steps or now - printed >= LINE_SECONDS:
             printed = now
-            remaining = format_clock((now - began) / number * (steps - number))
-            say_line(console, f"{label}: {number / steps:.0%}, {remaining} left")
+            remaining = f", {format_clock((now - began) / number * (steps - number))} left"
+            say_line(console, f"{label}: {number / steps:.0%}{remaining * (number < steps)}")
 
     yield advance

@@ -48,7 +48,8 @@ def live_progress(
         began = began or (time.monotonic(), done)
         remaining = format_clock(_remaining_seconds(*began, done, until))
         bar.update(task, completed=done, description=headline(result), left=remaining)
-        for line in lines.new(result, remaining) if lines else ():
+        ending = f", {remaining} left" * (done < until)
+        for line in lines.new(result, ending) if lines else ():
             say_line(bar.console, line)
 
     with bar if has_bar else nullcontext():
@@ -77,7 +78,7 @@ class _TrialLines:
         self.until, self._reported = until, set[int]()
         self._is_first = True
 
-    def new(self, result: Result, remaining: str) -> Iterator[str]:
+    def new(self, result: Result, ending: str) -> Iterator[str]:
         """Yields a line for each new trial, or one line for many and for earlier runs."""
         ended = [t for t in result.trials if t.outcome in ENDED]
         fresh = [t for t in ended if t.number not in self._reported]
@@ -87,7 +88,7 @@ class _TrialLines:
             return
         end = f"{len(ended)} of {self.until}: "
         if is_first or len(fresh) > MAX_LINES:
-            yield f"{end}{headline(result)}, {remaining} left"
+            yield f"{end}{headline(result)}{ending}"
             return
         for place, trial in enumerate(fresh, len(ended) - len(fresh) + 1):
             text = _values(result, trial) or trial.outcome
@@ -96,7 +97,7 @@ class _TrialLines:
             until_here = Result(
                 result.goals, tuple(t for t in result.trials if t.number not in later)
             )  # several trials may end between two refreshes
-            yield f"{number}; {headline(until_here)}, {remaining} left"
+            yield f"{number}; {headline(until_here)}{ending}"
 
 
 def headline(result: Result) -> str:

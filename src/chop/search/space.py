@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -129,9 +129,12 @@ class SearchSpace:
     active: Callable[[Mapping[str, Any]], Collection[str]] = field(default=all_active)
 
     def __post_init__(self) -> None:
-        if isinstance(self.choices, Choice):
-            raise ConfigError("choices: expected a tuple of choices, got one choice.")
-        object.__setattr__(self, "choices", tuple(self.choices))
+        given = tuple(self.choices) if isinstance(self.choices, Iterable) else (self.choices,)
+        wrong = [each for each in given if not isinstance(each, Choice)]
+        if wrong or isinstance(self.choices, Choice):
+            got = f"{(wrong or given)[0]!r:.80}"
+            raise ConfigError(f"choices: expected a tuple of choices, got {got}.")
+        object.__setattr__(self, "choices", given)
         names = [choice.name for choice in self.choices]
         twice = next((name for name in names if names.count(name) > 1), None)
         if not names:

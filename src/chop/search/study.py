@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -97,6 +98,7 @@ class Search:
         start: Sequence[Config] = (),
         callbacks: Sequence[Callable[[Study, FrozenTrial], None]] = (),
     ) -> None:
+        _check_measure(measure)
         self.space, self.measure = space, measure
         self.goals = (goals,) if isinstance(goals, Goal | Constraint) else tuple(goals)
         for goal in self.goals:
@@ -366,6 +368,20 @@ class Search:
         if row.key not in (None, self.space.key(config)):
             return f"rule 'canonical' or 'active': trial {row.number} now has another meaning"
         return None
+
+
+def _check_measure(measure: Any) -> None:
+    """Raises ConfigError unless a measure is a function of a configuration and a reporter."""
+    if not callable(measure):
+        raise ConfigError(f"measure: expected a function, got {measure!r:.80}.")
+    try:
+        inspect.signature(measure).bind(None, None)
+    except TypeError as error:
+        raise ConfigError(
+            f"measure: expected a function of a configuration and a reporter: {error}."
+        ) from None
+    except ValueError:  # some of those written in C have no signature
+        return
 
 
 def _plain(problem: Mapping[str, Any]) -> dict[str, Any]:

@@ -71,7 +71,7 @@ class StudyConfig:
     """Replacements of defaults by `quick`."""
 
     seconds: float = 0.3
-    threads: int = 1
+    threads: Annotated[int, Range(1, 1024)] = 1
     method: Literal["paired", "torch", "time"] = "paired"
     device: str = "cpu"
     out: Path = Path("runs/bench")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
 from chop import passes
+from chop.config import Range, convert
 from chop.ir.graph import MaseGraph
 from chop.nn.quantized import QuantizedOperator
 from chop.train.model_io import LABELS, input_columns
@@ -39,8 +40,9 @@ def calibration_batches(
         with_labels: adds `labels`, int64 (batch_size,), even if the model takes none.
     Yields: the inputs by name, each (batch_size, ...).
     Raises:
-        ConfigError: if no column matches an input of the model.
+        ConfigError: if no column matches an input of the model, or `rows` is below 1.
     """
+    rows = convert(rows, Annotated[int, Range(1)], "rows")
     chosen = read_rows(take_split(dataset, "train")).spread(rows)
     columns = input_columns(model, [*chosen.columns, LABELS])
     device = next(model.parameters(), torch.empty(0)).device

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from chop.captured.wrappers import check_is_module
-from chop.errors import ConfigError
+from chop.base.files.limits import reached_limit
+from chop.captured.wrappers import check_has_values, check_is_module
+from chop.errors import ChopError, ConfigError, first_line
 from chop.train.device import usable_device
 from chop.train.model_io import LABELS, fed_columns, read_answers
 from chop.train.rows import Rows, padding_token, read_rows, task_for
@@ -61,6 +62,7 @@ class Feed:
         device: str | torch.device | None = None,
     ) -> None:
         check_is_module(model, "model")
+        check_has_values(model, type(model).__name__)
         asked = None if task is None else find_task(task)
         self.rows = read_rows(rows, asked)
         self.task = task_for(asked, self.rows)
@@ -96,7 +98,7 @@ class Feed:
         """Yields the model's output, the labels and all columns of each batch."""
         for step, batch in enumerate(self.numbered(shuffle)):
             labels = batch[LABELS].to(self.device)
-            output = self._run(self._inputs(batch))
+            output = self._run(self._inputs(batch), is_first=step == 0)
             if step == 0 and self.task.is_categorical:
                 answers = read_answers(output, self.task, len(labels))
                 self.task.check(answers, self.rows.labels)
@@ -122,14 +124,22 @@ class Feed:
     def _inputs(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: batch[column].to(self.device) for name, column in self.columns.items()}
 
-    def _run(self, fed: dict[str, Tensor]) -> Any:
+    def _run(self, fed: dict[str, Tensor], is_first: bool = False) -> Any:
         try:
             return self.model(**fed)
-        except IndexError as error:
-            if LABELS not in fed:
+        except ChopError:
+            raise
+        except (IndexError, RuntimeError, TypeError, ValueError) as error:
+            if isinstance(error, IndexError) and LABELS in fed:
+                raise ConfigError(
+                    f"task '{self.task.name}': the model's own loss rejects the labels: {error}"
+                ) from error
+            if not is_first or isinstance(error, torch.OutOfMemoryError) or reached_limit(error):
                 raise
+            listed = ", ".join(f"{name} {tuple(x.shape)}" for name, x in fed.items())
             raise ConfigError(
-                f"task '{self.task.name}': the model's own loss rejects the labels: {error}"
+                f"{type(self.model).__name__} cannot take the rows, {listed}: "
+                f"{type(error).__name__}: {first_line(error)}"
             ) from error
 
 

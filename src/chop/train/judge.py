@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from chop.base.notices import warn_once
+from chop.captured.leaves import tensors_in
 from chop.captured.module import CapturedModule
 from chop.errors import ChopError, ConfigError, GraphError
 from chop.ir.graph.to_module import to_module
@@ -87,7 +88,7 @@ class Judge:
                 given = self.function(model)
             except ChopError:
                 raise
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise ConfigError(f"{self.title}: {_reason(self.function, error)}") from error
         return self._numbers(given)
 
@@ -195,19 +196,25 @@ def checked_loss(function: Any, code: str = "") -> Callable[[Any, Tensor], Tenso
             value = function(output, labels)
         except ChopError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ConfigError(f"{title}: {_reason(function, error)}") from error
         if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
             raise ConfigError(
                 f"{title}: returned {_describe(value)}, expected one number with a "
                 "gradient, such as the mean over the rows."
             )
+        if bool(value.isnan()) and not any(bool(x.isnan().any()) for x in _floats_in(output)):
+            raise ConfigError(f"{title}: returned NaN, although the model's output has none.")
         return value.reshape(())
 
     return loss
 
 
-def _reason(function: Callable[..., Any], error: Exception) -> str:
+def _floats_in(output: Any) -> list[Tensor]:
+    return [x for x in tensors_in(output) if x.is_floating_point()]
+
+
+def _reason(function: Callable[..., Any], error: BaseException) -> str:
     plain = inspect.unwrap(getattr(function, "func", function))
     try:
         file = inspect.getsourcefile(plain if inspect.isroutine(plain) else type(plain))

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from chop.data import label_column
+from chop.data.cells import BEYOND
 from chop.data.stratify import stratified_split
 from chop.errors import ConfigError, enumerate_names
 from chop.train.label_columns import outputs_among
@@ -268,9 +269,7 @@ def check_no_gaps(name: str, column: Column) -> None:
         gaps = torch.tensor([bool(torch.as_tensor(row).isnan().any()) for row in rows])
     _check_none(name, gaps, "blank cells or NaN", "fill them")
     if isinstance(column, Tensor) and column.dim() <= 2 and "mask" not in name:
-        _check_none(
-            name, column.reshape(len(column), -1).isinf().any(1), "infinite numbers", "replace them"
-        )
+        _check_none(name, column.reshape(len(column), -1).isinf().any(1), BEYOND, "replace them")
 
 
 def _check_none(name: str, bad: Tensor, what: str, advice: str) -> None:

@@ -255,6 +255,9 @@ def beyond_classes(task: Task, label: int, logits: Tensor, labels: Labels) -> Co
 
 def suggested(logits: Tensor, labels: Tensor, tried: str) -> str:
     """Suggests tasks other than `tried` that the logits and labels may belong to."""
+    if logits.dim() == 0 or len(logits) != len(labels):
+        rows = len(logits) if logits.dim() else 1
+        return f"the model returned {rows} rows for {len(labels)}: rows are its first dimension."
     fitting = [x.name for x in TASKS.values() if x.fits and x.fits(logits, labels)]
     names = [f"'{name}'" for name in fitting if name != tried]
     if not names:

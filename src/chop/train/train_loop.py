@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from chop.base.notices import get_logger
 from chop.errors import ConfigError, check_known
 from chop.kernels.matmul_precision import matmul_precision
 from chop.nn import cached_weights
@@ -27,12 +28,15 @@ from chop.train.tasks import Task
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
 
+log = get_logger(__name__)
+
 Progress = str | Callable[[float], None] | None
 """Label of a progress bar, a function that takes the finished share, or None."""
 STEP_LOGIT_BYTES = 2**28
 """Maximum logits of a forward in training; several tensors of this size exist at once."""
 EVALUATED = 256
 """Maximum batch size of `evaluate`."""
+DIVERGED = "training diverged: the loss is NaN in epoch %d. Use a lower learning rate."
 FINITE = (0.0, sys.float_info.max, "a finite number, 0 or more")
 RANGES = {
     "lr": FINITE,
@@ -140,6 +144,8 @@ def fit(
                 scheduler.step()
                 optimizer.zero_grad()
             losses.append(total.item() / len(feed.rows))
+            if math.isnan(losses[-1]) and not any(map(math.isnan, losses[:-1])):
+                log.warning(DIVERGED, epoch + 1)
     return losses
 
 
@@ -316,6 +322,11 @@ def _summed_losses(
     total, rows = torch.zeros((), device=feed.device), 0
     for number, batch in enumerate(feed.outputs(shuffle=order), 1):
         loss, count = compute_loss(batch), len(batch.labels)
+        if not loss.requires_grad:
+            raise ConfigError(
+                "the output of the model has no gradient, so that it cannot be trained: leave out "
+                "detach() and torch.no_grad() in its forward."
+            )
         (loss if parts == 1 else loss * count).backward()
         total, rows = total + loss.detach() * count, rows + count
         del batch, loss  # with their logits
@@ -336,7 +347,10 @@ def _divide_gradients(trainable: list[nn.Parameter], rows: int) -> None:
 def _trainable(model: nn.Module) -> list[nn.Parameter]:
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trainable:
-        raise ConfigError("nothing to train: all parameters of the model are frozen.")
+        frozen = "all parameters of the model are frozen"
+        has_some = next(model.parameters(), None) is not None
+        reason = frozen if has_some else "the model has no parameters"
+        raise ConfigError(f"nothing to train: {reason}.")
     return trainable
 
 

@@ -58,6 +58,8 @@ def read_inputs(model: nn.Module, data: Any) -> Rows:
 def _zeros(columns: Mapping[str, Any]) -> Rows:
     """Adds zeros as labels to columns whose labels are not used."""
     read = {name: as_column(column) for name, column in columns.items()}
+    if any(isinstance(column, Tensor) and column.dim() == 0 for column in read.values()):
+        raise ConfigError("data: expected rows with the model's inputs, got a single number.")
     for name, column in read.items():
         check_no_gaps(name, column)
     count = len(next(iter(read.values()), ()))

@@ -71,12 +71,12 @@ def check_scores(scores: Mapping[str, Score], workload: Workload, config: Worklo
         ConfigError: if a score is NaN, or no better than that of a constant answer.
     """
     for name, score in scores.items():
+        if workload.judge is not None and not math.isfinite(score.value):
+            raise ConfigError(
+                f"{workload.judge.title}: returned {score.value} for the float model, so that "
+                "formats cannot be compared with it."
+            )
         if math.isnan(score.value):
-            if workload.judge is not None:
-                raise ConfigError(
-                    f"{workload.judge.title}: returned NaN for the float model, so that formats "
-                    "cannot be compared with it."
-                )
             raise ConfigError(
                 f"the {workload.task.metric.name} of the float model on the "
                 f"{workload.get_name(name)} rows is NaN, "

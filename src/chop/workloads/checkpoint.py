@@ -6,7 +6,7 @@ import inspect
 import shlex
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich import get_console
 from torch import nn
@@ -31,6 +31,7 @@ from chop.data import (
     with_vectors,
 )
 from chop.data.builtin_names import PREFIX
+from chop.data.cells import TEXTS
 from chop.errors import MOST_NAMES, ConfigError, check_known, did_you_mean, enumerate_names
 from chop.export.qonnx.reader import is_qonnx
 from chop.models import BUILTIN_MODELS, builtin_model, check_own, is_own, load_model, read_config
@@ -196,6 +197,7 @@ def _as_numbers(
     config: WorkloadConfig, model: nn.Module, data: DatasetDict, task: Task
 ) -> DatasetDict:
     if picture_column(data) is not None:
+        _check_reads_texts(config, "images")
         pictures = get_preprocessing(config, model, describe_dataset(str(config.dataset), data))
         get_console().print(str(pictures), highlight=False, markup=False)
         assume(f"{str(pictures)[0].upper()}{str(pictures)[1:]}.")
@@ -211,6 +213,7 @@ def _as_numbers(
         if config.text_column is not None:
             raise ConfigError("text_column: your own model needs --tokenizer as well.")
         _check_has_numbers(config, data)
+        _check_reads_texts(config, "numbers")
         return with_vectors(data, [*inspect.signature(model.forward).parameters], [*task.parts])
     is_running = config.stride is not None or is_running_text(data)
     data, tokenizer = get_tokenized_dataset(
@@ -226,18 +229,42 @@ def _as_numbers(
     own = getattr(model, "config", None)
     text = own.get_text_config() if reads_tokens and own else None
     check_vocabulary(tokenizer, text and text.vocab_size)
-    _assume_positions(config.max_length, text)
+    check_positions(config.max_length, model)
     return data
 
 
-def _assume_positions(max_length: int | None, text: Any) -> None:
-    """Records an assumption if texts are longer than those that the model was configured for."""
+def _check_reads_texts(config: WorkloadConfig, rows: str) -> None:
+    """Raises ConfigError for settings of texts if the rows are something else."""
+    for name in ("max_length", "stride"):
+        if getattr(config, name) is not None:
+            raise ConfigError(f"{name}: applies to texts, and '{config.dataset}' has {rows}.")
+
+
+def check_positions(max_length: int | None, model: nn.Module) -> None:
+    """Checks that texts are not longer than the model's positions.
+
+    Rotary positions have no end, so that longer texts are an assumption of the report.
+
+    Raises:
+        ConfigError: if they are longer than the model's table of positions.
+    """
+    config = getattr(model, "config", None)
+    text = config.get_text_config() if config is not None else None
     positions = getattr(text, "max_position_embeddings", None)
-    if isinstance(positions, int) and max_length is not None and max_length > positions:
-        assume(
-            f"Texts have up to {max_length} tokens (--max-length), and the model has {positions} "
-            "positions (max_position_embeddings): perplexity beyond them is usually higher."
+    if not isinstance(positions, int) or max_length is None or max_length <= positions:
+        return
+    words = model.get_input_embeddings()  # type: ignore[operator]
+    tables = (x for x in model.modules() if isinstance(x, nn.Embedding) and x is not words)
+    # Tables of OPT have two further rows.
+    if any(0 <= table.num_embeddings - positions <= 2 for table in tables):
+        raise ConfigError(
+            f"max_length: got {max_length} tokens, and the model has a table of {positions} "
+            f"positions (max_position_embeddings): use at most {positions}."
         )
+    assume(
+        f"Texts have up to {max_length} tokens (--max-length), and the model has {positions} "
+        "positions (max_position_embeddings): perplexity beyond them is usually higher."
+    )
 
 
 def _check_has_numbers(config: WorkloadConfig, data: DatasetDict) -> None:
@@ -247,6 +274,11 @@ def _check_has_numbers(config: WorkloadConfig, data: DatasetDict) -> None:
     inputs = [name for name in train.column_names if name != label]
     if inputs and not any(is_numeric(train, name) for name in inputs):
         listed = enumerate_names(list(map(repr, inputs)), MOST_NAMES)
+        if not any(getattr(train.features[name], "dtype", None) in TEXTS for name in inputs):
+            raise ConfigError(
+                f"data set '{config.dataset}': expected columns of numbers or texts, got nested "
+                f"ones ({listed})."
+            )
         raise ConfigError(
             f"data set '{config.dataset}' has only texts ({listed}): pass the tokenizer of "
             f"'{config.model}' with --tokenizer, a folder or a hub name."

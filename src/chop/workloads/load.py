@@ -14,6 +14,8 @@ from torch import nn
 
 from chop.base.files import atomic_file, make_folder
 from chop.base.notices import assume, collected_assumptions, forget_assumptions
+from chop.captured.wrappers import check_has_values
+from chop.data import BUILTIN_TOKENIZERS
 from chop.data.builtin_names import MARK, plain_name, report_choice
 from chop.data.load import SPLIT_OFF, builtin_dataset
 from chop.errors import ConfigError
@@ -34,7 +36,7 @@ from chop.train import (
 from chop.train.dtypes import cast_inputs
 from chop.train.feed import bound_task
 from chop.train.tasks import check_metric_name
-from chop.workloads.checkpoint import load_checkpoint
+from chop.workloads.checkpoint import check_positions, load_checkpoint
 from chop.workloads.fingerprints import fingerprint_of_rows, fingerprint_of_weights
 from chop.workloads.judging import build_judge, build_task
 from chop.workloads.pictures import SETTINGS
@@ -132,17 +134,19 @@ def _load(config: WorkloadConfig, place: torch.device, name: str | None) -> Work
             task = task.with_metric(config.metric)
         if config.dataset is not None and builtin_dataset(config.dataset) != own:
             raise ConfigError(
-                f"built-in model '{name}' is trained on '{own}', not on '{config.dataset}'; pass "
-                "your own model with --model FOLDER."
+                f"built-in model '{name}' is trained on '{own}', not on '{config.dataset}'; leave "
+                "dataset out, or choose a model of your own, a folder or file.py:Net."
             )
         make_folder(config.out)
         assume(f"Model: {name}{MARK}; data: {own}{MARK}.")
         data = default_dataset(name, max_length=config.max_length)
         rows = _limited(get_rows(data, task), config.limit)
         model = load_trained(name, progress=True, held_out=VALIDATION_SHARE, seed=config.seed)
+        check_positions(config.max_length, model)
         dataset, epochs, lr, has_seen = own, BUILTIN_EPOCHS, BUILTIN_LR, False
     else:
         model, data, task = load_checkpoint(config)
+        check_has_values(model, config.model)
         scale = config.label_mean, config.label_std
         # The validation rows of built-in data stay those that numbers were recorded with.
         is_own_data = builtin_dataset(config.dataset) is None
@@ -205,11 +209,13 @@ def _limited(rows: Mapping[str, Rows], limit: int | None) -> dict[str, Rows]:
 def _check_is_of_builtin(config: WorkloadConfig, model: str) -> None:
     """Raises ConfigError for settings that do not apply to a built-in model."""
     own = {None, BUILTIN_MODELS[model].task}
+    if config.max_length is not None and model not in BUILTIN_TOKENIZERS:
+        raise ConfigError(f"max_length: applies to texts, and built-in model '{model}' reads none.")
     for name in CHECKPOINT_SETTINGS:
         if getattr(config, name) not in (own if name == "task" else {None}):
             raise ConfigError(
-                f"{name}: built-in model '{model}' has its own data, weights and task; pass your "
-                "own model with --model."
+                f"{name}: leave it out, since built-in model '{model}' has its own data, weights "
+                "and task. It applies to a model of your own."
             )
 
 

@@ -7,12 +7,15 @@ import inspect
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from chop.base.notices import assume, current_assumptions, in_words
+from chop.base.notices import assume, current_assumptions, get_logger, in_words
+from chop.captured.leaves import tensors_in
+from chop.captured.wrappers import check_has_values, check_is_module
 from chop.errors import ChopError, ConfigError, enumerate_names, first_line
 from chop.models import reason_of_user_code
 from chop.train import Rows, Task
@@ -23,8 +26,12 @@ from chop.train.segmentation import SEGMENTATION
 
 MAX_NAMED = 5
 """Number of parameters and buffers that a message names."""
+OF_TOKENIZERS = ("attention_mask", "token_type_ids", "special_tokens_mask")
+"""Columns that tokenizers add, also for models without such an input."""
 TYPO = 0.85
 """Least similarity of a misspelled name: a column `position` is none of `position_ids`."""
+
+log = get_logger(__name__)
 
 
 def check_weights(model: nn.Module) -> None:
@@ -48,16 +55,6 @@ def check_weights(model: nn.Module) -> None:
         )
 
 
-def check_has_values(model: nn.Module, name: str) -> None:
-    """Checks that the parameters of a model are not on the meta device.
-
-    Raises:
-        ConfigError: if one is.
-    """
-    if any(value.is_meta for value in model.parameters()):
-        raise ConfigError(f"'{name}' has weights without values (device meta); load them first.")
-
-
 def check_forward(model: nn.Module, rows: Rows, name: str, dataset: str) -> None:
     """Calls a model on three rows without gradients; restores modes and the random state.
 
@@ -65,15 +62,16 @@ def check_forward(model: nn.Module, rows: Rows, name: str, dataset: str) -> None
         ConfigError: if its forward fails. The message has the line and describes the rows. Also if
             a column that is not passed resembles an input without a column.
     """
+    check_is_module(model, f"'{name}'")
     check_has_values(model, name)
     inputs = example_inputs(model, rows)
     skipped = _skipped_columns(model, rows, inputs, name)
     try:
         with torch.no_grad(), torch.random.fork_rng(), eval_mode(model):
-            model(**inputs)
+            output = model(**inputs)
     except ChopError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         file = re.match(r".+\.py(?=:)", name)
         plain = f"{type(error).__name__}: {first_line(error).removesuffix('.')}."
         reason = reason_of_user_code(error, Path(file[0])) if file else plain
@@ -84,12 +82,28 @@ def check_forward(model: nn.Module, rows: Rows, name: str, dataset: str) -> None
             f"{pictures if 'pixel_values' in rows.columns else ''}.{skipped}"
             f"{in_words(current_assumptions())}"
         ) from error
+    _check_is_no_nan(output, name, dataset)
+    if skipped and name != "teacher":
+        assume(f"{skipped.strip()} They are not used.", log)
+
+
+def _check_is_no_nan(output: Any, name: str, dataset: str) -> None:
+    """Raises ConfigError if all floating-point outputs of a model are NaN."""
+    values = [x for x in tensors_in(output) if x.is_floating_point() and x.numel()]
+    if values and all(bool(x.isnan().all()) for x in values):
+        raise ConfigError(
+            f"'{name}' returns only NaN for rows of '{dataset}': check its weights and their scale."
+        )
 
 
 def _skipped_columns(model: nn.Module, rows: Rows, inputs: Mapping[str, Tensor], name: str) -> str:
     """Returns a sentence about the columns that no input of the model takes, or an empty text."""
     is_by_name = any(column in inputs for column in rows.columns)
-    skipped = [column for column in rows.columns if is_by_name and column not in inputs]
+    skipped = [
+        column
+        for column in rows.columns
+        if is_by_name and column not in inputs and column not in OF_TOKENIZERS
+    ]
     free = [x for x in inspect.signature(model.forward).parameters if x not in inputs]
     for column in skipped:
         near = difflib.get_close_matches(column, free, 1, TYPO)

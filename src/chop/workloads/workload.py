@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from chop import passes
 from chop.base.notices import Assumption, assume, collected_assumptions, warn_once
-from chop.captured.wrappers import check_is_module, check_is_unwrapped
+from chop.captured.wrappers import check_has_values, check_is_module, check_is_unwrapped
 from chop.data.load import HELD_OUT_SHARE, SPLIT_OFF, assume_split_off
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
@@ -48,7 +48,7 @@ from chop.train.text_labels import with_numbered_texts
 from chop.train.train_loop import Progress
 from chop.workloads.fingerprints import fingerprint_of_weights
 from chop.workloads.judging import build_judge, build_task
-from chop.workloads.probe import assume_scaled_logits, check_forward, check_has_values
+from chop.workloads.probe import assume_scaled_logits, check_forward
 from chop.workloads.settings import WorkloadConfig, short_name
 
 CHECKPOINT_LR, CHECKPOINT_EPOCHS = 1e-4, 1
@@ -238,7 +238,9 @@ class Workload:
         place, own = usable_device(device), copy.deepcopy(model)
         name = name or type(model).__name__
         check_has_values(own, name)
-        check_forward(own.to(place), rows["train"], name, dataset)
+        for split, each in rows.items():
+            part = "" if split == "train" else f" ({split} rows)"
+            check_forward(own.to(place), each, name, f"{dataset}{part}")
         return cls(
             own.eval(),
             name,

@@ -42,7 +42,7 @@ class BenchModelConfig:
     out: Path = Path("runs/bench/model")
     batch_sizes: Annotated[tuple[int, ...], Range(1)] = (1, 16)
     seconds: Annotated[float, Range(above=0)] = 1.0
-    threads: Annotated[int, Range(1)] = field(default=1, metadata=MORE)
+    threads: Annotated[int, Range(1, 1024)] = field(default=1, metadata=MORE)
     compile: bool = True
     max_length: int | None = field(default=None, metadata=MORE)
     device: str = "cpu"

@@ -48,6 +48,9 @@ class QuantizationSettings(DistillConfig, WorkloadConfig):
 
         super().__post_init__()
         check_operators(self.operators)
+        for name in ("qat_lr", "loss"):
+            if self.qat_epochs == 0 and getattr(self, name, None) is not None:
+                raise ConfigError(f"{name}: nothing is trained, since qat_epochs is 0.")
 
     @property
     def has_default_operators(self) -> bool:
@@ -66,7 +69,7 @@ class CompressConfig(JudgedConfig, QuantizationSettings):
             calibration rows, in one run. Default: none, each weight is rounded to nearest.
         rotation: channels that rotate mixes: `group` (those of a group of the format) or `all`,
             both at run time; or `merged`, all channels, merged into the weights where possible
-            (decoders such as Llama, Mistral, Qwen and Gemma).
+            (decoders such as Llama, Mistral, Qwen and Gemma). Default: group.
         by_block: hold one block of a decoder in memory. Float weights are read, rounded by
             `method` in one format, and written block by block. A killed run resumes after the last
             block. Other models are compressed as a whole, with a note.
@@ -103,7 +106,7 @@ class CompressConfig(JudgedConfig, QuantizationSettings):
     out: Path = Path("runs/compress")
     formats: tuple[str, ...] = ("8.5", "6.4", "4.2", "8.auto", "6.auto", "4.auto")
     method: tuple[str, ...] = ()
-    rotation: Literal["group", "all", "merged"] = field(default="group", metadata=MORE)
+    rotation: Literal["group", "all", "merged"] | None = field(default=None, metadata=MORE)
     by_block: bool = False
     overrides: Mapping[str, str] = field(default_factory=dict, metadata=MORE)
     skip: tuple[str, ...] = field(default=(), metadata=MORE)
@@ -141,7 +144,7 @@ class CompressConfig(JudgedConfig, QuantizationSettings):
             raise ConfigError(
                 "operands: expected weight, because method and overrides round weights."
             )
-        if self.rotation != "group" and "rotate" not in self.method:
+        if self.rotation is not None and "rotate" not in self.method:
             raise ConfigError(f"rotation: '{self.rotation}' needs method rotate.")
         self._check_recipe()
         for path, formats in self.layers.items():

@@ -173,7 +173,7 @@ class WholeModel:
             leaves_calls=config.has_default_operators,
             recipe=recipe,
             operands=config.operands or INPUT_OPERANDS,
-            rotation=config.rotation,
+            rotation=config.rotation or "group",
             on_skipped=skipped.__setitem__,
         )
         method = method_title(config.method)

@@ -18,13 +18,13 @@ from chop.actions.compress.earlier_run import (
     no_model,
 )
 from chop.actions.evaluate.settings import EvaluateConfig
-from chop.actions.export.model import CHECKPOINT, get_checkpoint
 from chop.base.notices import assume
 from chop.base.trust import get_identity as named_as
 from chop.data.builtin_names import PREFIX
 from chop.data.tokenizer import get_tokenizer
 from chop.errors import CheckpointError, ConfigError, UnavailableError
 from chop.ir.graph import MaseGraph
+from chop.ir.storage.checkpoint import FILE_IN_RUN, find_checkpoint
 from chop.models import builtin_model, is_own, load_model, read_config
 from chop.models.load import continues_texts
 from chop.models.own import describe_drawn_weights
@@ -71,7 +71,7 @@ def load_judged(config: EvaluateConfig) -> Judged:
         UnavailableError: if a model, its data or its tokenizer is missing.
         CheckpointError: if the run in the folder saved no model.
     """
-    run, checkpoint = find_run(config.model), get_checkpoint(config.model)
+    run, checkpoint = find_run(config.model), find_checkpoint(config.model)
     settings = _settings(config, run, checkpoint)
     workload = load_workload(settings)
     check_weights(workload.model)
@@ -98,7 +98,7 @@ def find_run(name: str) -> CompressedRun | None:
     It takes precedence over a built-in model of that name, which `builtin:NAME` selects.
     """
     path = Path(name).expanduser().resolve()
-    places = [path] if path.name != CHECKPOINT else [path, path.parent]
+    places = [path] if path.name != FILE_IN_RUN else [path, path.parent]
     for place in [] if name.startswith(PREFIX) else places:
         try:
             return compressed_run(place)
@@ -111,7 +111,7 @@ def find_run(name: str) -> CompressedRun | None:
 
 def _get_folder(run: Path) -> Path:
     """Returns the transformers folder of a run by block, which has no checkpoint."""
-    folder = run / CHECKPOINT
+    folder = run / FILE_IN_RUN
     if not (folder / "config.json").is_file():
         raise no_model(run)
     return folder

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chop.actions.export.model import CHECKPOINT, Loaded, is_gguf, load_graph
+from chop.actions.export.model import Loaded, is_gguf, load_graph
 from chop.actions.export.proof import (
     MOST_DYNAMIC,
     Contestant,
@@ -40,6 +40,7 @@ from chop.export.targets import target
 from chop.ir.graph import MaseGraph
 from chop.ir.huggingface.card import COMMAND, COMPUTED, MAKING, add_rows, card_rows, code
 from chop.ir.huggingface.card import FILE as CARD
+from chop.ir.storage.checkpoint import FILE_IN_RUN
 from chop.report.charts.ratios import ratio_charts
 from chop.report.command_line import command_line
 from chop.report.report import Block, Cell, Note, Report, Table, Tile, announce, figure
@@ -237,7 +238,7 @@ def _write_cards(
     rows: Mapping[str, RowResult],
 ) -> None:
     """Adds the facts in the run's card, and the results on test rows, to the cards of folders."""
-    command, run = command_line(sys.argv), Path(config.model).expanduser() / CHECKPOINT
+    command, run = command_line(sys.argv), Path(config.model).expanduser() / FILE_IN_RUN
     base = str(run) if run.is_dir() else config.model
     known = {x: text for x, text in card_rows(Path(base) / CARD).items() if x not in COMPUTED}
     for name, each in proven.items():

@@ -25,6 +25,7 @@ from chop.formats.recipe import Recipe
 from chop.ir.graph import MaseGraph
 from chop.ir.layers import list_layers
 from chop.ir.propagate import example_inputs
+from chop.ir.storage.checkpoint import FILE_IN_RUN, find_checkpoint
 from chop.models import builtin_model, load_model
 from chop.models.own import describe_drawn_weights
 from chop.models.places import get_place
@@ -37,7 +38,6 @@ from chop.workloads.load import load_workload
 from chop.workloads.settings import WorkloadConfig
 from chop.workloads.workload import Workload
 
-CHECKPOINT = "model"
 ORIGINAL = "the model before quantization"
 DECODED = "the graph with decoded weights, without rounding"
 
@@ -92,7 +92,7 @@ def load_graph(config: ExportConfig) -> Loaded:
         UnavailableError: if it does not exist.
     """
     workload, why_no_rows = _workload(config)
-    checkpoint = get_checkpoint(config.model)
+    checkpoint = find_checkpoint(config.model)
     if checkpoint is not None:
         source = MaseGraph.from_checkpoint(checkpoint)
         refuse_integers(source, config.model)
@@ -150,14 +150,6 @@ def packed(mg: MaseGraph) -> MaseGraph:
     return passes.pack_transform_pass(mg, {"silent": True})[0]
 
 
-def get_checkpoint(name: str) -> Path | None:
-    """Returns the checkpoint at a path: that of a run, or itself with or without a suffix."""
-    path = Path(name).expanduser().resolve()
-    stem = path.with_suffix("") if path.suffix in (".mz", ".pt") else path
-    candidates = (place for place in (path / CHECKPOINT, stem) if place.name)
-    return next((x for x in candidates if x.with_name(f"{x.name}.mz").is_file()), None)
-
-
 def _workload(config: ExportConfig) -> tuple[Workload | None, str | None]:
     """Returns the data and task of the model if they are known, else the reason."""
     try:
@@ -175,7 +167,7 @@ def _workload_settings(config: ExportConfig) -> WorkloadConfig | None:
     run = path if path.is_dir() else path.parent
     if builtin_model(config.model):
         return WorkloadConfig(model=config.model, device="cpu", out=config.out, **given)
-    if get_checkpoint(config.model) is not None:
+    if find_checkpoint(config.model) is not None:
         return _settings_of_run(run, given)
     if config.dataset is None:
         return None
@@ -201,13 +193,14 @@ def load_tokenizer(config: ExportConfig) -> Any:
         from chop.export.gguf.reader import read_tokenizer
 
         return read_tokenizer(get_place(str(path)))
-    places = [str(place) for place in (path / CHECKPOINT, path) if place.is_dir()] or [config.model]
+    folders = [str(place) for place in (path / FILE_IN_RUN, path) if place.is_dir()]
+    places = folders or [config.model]
     processors = map(find_processor, [] if builtin_model(config.model) else places)
     return next((processor for processor in processors if processor is not None), None)
 
 
 def is_gguf(name: str) -> bool:
     """Returns True if a model is a GGUF file, or a folder with one."""
-    if builtin_model(name) or get_checkpoint(name) is not None:
+    if builtin_model(name) or find_checkpoint(name) is not None:
         return False
     return gguf_file(get_place(str(Path(name).expanduser()))) is not None

@@ -55,7 +55,7 @@ class ExportConfig:
     out: Path = Path("runs/export")
     batch_sizes: Annotated[tuple[int, ...], Range(1)] = (1, 32)
     seconds: Annotated[float, Range(0)] = 1.0
-    threads: Annotated[int, Range(1)] = 1
+    threads: Annotated[int, Range(1, 1024)] = 1
     overrides: Mapping[str, str] = field(default_factory=dict)
     skip: tuple[str, ...] = ()
 

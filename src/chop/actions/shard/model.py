@@ -16,6 +16,7 @@ from chop.base.hub import hub_is_reachable
 from chop.captured.specs import TensorSpec, map_specs
 from chop.errors import ConfigError, UnavailableError, did_you_mean, first_line
 from chop.ir.graph import MaseGraph, dummy_inputs
+from chop.ir.storage.checkpoint import find_checkpoint
 from chop.models import BUILTIN_MODELS, builtin_model, is_own, load_model
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class ShardedModel:
             CheckpointError: if files are missing or broken.
             UnavailableError: if a hub name is neither in the local cache nor reachable.
         """
-        checkpoint = get_checkpoint(config.model)
+        checkpoint = find_checkpoint(config.model)
         if checkpoint is not None:
             return cls._from_checkpoint(checkpoint, config)
         if is_own(config.model):
@@ -87,20 +88,9 @@ class ShardedModel:
         return cls(mg, inputs, weights_source(model, folder, mg.model))
 
 
-def get_checkpoint(model: str) -> Path | None:
-    """Returns the chop checkpoint at a path, with or without a suffix, or in a run's folder.
-
-    Returns: its path without a suffix, or None.
-    """
-    path = Path(model).expanduser()
-    stem = path.with_suffix("") if path.suffix in (".mz", ".pt") else path
-    places = (stem, path / "model")
-    return next((x for x in places if x.with_name(f"{x.name}.mz").is_file()), None)
-
-
 def whole_graph(config: ShardConfig) -> MaseGraph:
     """Returns the graph of the same model with all its weights."""
-    checkpoint = get_checkpoint(config.model)
+    checkpoint = find_checkpoint(config.model)
     if checkpoint is not None:
         return MaseGraph.from_checkpoint(checkpoint)
     return _without_cache(load_model(config.model, task=config.task, seed=config.seed))

@@ -82,7 +82,8 @@ def measure_all(
             if metric.name in result:
                 line += f": {metric.format_value(result[metric.name])}"
             if not bar.console.is_terminal:
-                line = f"{number} of {len(todo)}: {line}, {format_clock(estimate.seconds)} left"
+                remaining = f", {format_clock(estimate.seconds)} left" * (number < len(todo))
+                line = f"{number} of {len(todo)}: {line}{remaining}"
             if line != point.label:
                 say_line(bar.console, line)
             bar.advance(task)

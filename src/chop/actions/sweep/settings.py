@@ -223,6 +223,8 @@ class PruneSweepConfig(JudgedConfig, DistillConfig, WorkloadConfig):
         check_operators(self.operators, default_operators())
         if not self.methods:
             raise ConfigError("methods: expected at least one.")
+        if self.finetune_lr is not None and self.finetune_epochs == 0:
+            raise ConfigError("finetune_lr: nothing is trained, since finetune_epochs is 0.")
         for name in self.parts:
             check_known(name, PARTS, "parts: unknown")
         if not self.activation and (self.activation_sparsity is not None or self.inputs_are_pruned):

@@ -11,7 +11,7 @@ from typing import Any
 
 from rich import get_console
 
-from chop.actions.starting_run import SUFFIXES, checkpoint_in, read_graph, read_start_manifest
+from chop.actions.starting_run import checkpoint_in, read_graph, read_start_manifest
 from chop.actions.sweep.experiment import JOURNAL, Start, Sweep
 from chop.actions.sweep.rounding import STAGES, UNPRINTED, Setting, build_rounding
 from chop.actions.sweep.settings import PruneSweepConfig, QuantizeSweepConfig
@@ -20,6 +20,7 @@ from chop.base.files.reading import open_regular
 from chop.config import parse
 from chop.errors import CheckpointError
 from chop.ir.graph import MaseGraph
+from chop.ir.storage.checkpoint import SUFFIXES
 from chop.runs import Journal, Manifest, compute_key, has_numbers
 from chop.workloads.workload import Workload
 
@@ -116,7 +117,7 @@ def _list_points(
 
 def _digest(checkpoint: Path) -> str:
     digest = hashlib.sha256()
-    for suffix in SUFFIXES:
+    for suffix in reversed(SUFFIXES):
         path = checkpoint.with_name(checkpoint.name + suffix)
         with library_errors(path), open_regular(path, "artifact") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())

@@ -10,9 +10,12 @@ from types import FrameType, TracebackType
 
 import torch
 
+from chop.captured.guards.shape_guards import UNKNOWN_LINE
+
 _TORCH = Path(torch.__file__).parent
 _CHOP = Path(__file__).parents[2]
-_OURS = (str(_CHOP / name) for name in ("capture", "captured", "nested.py", "private"))
+_GRAPH = str(_CHOP / "ir")
+_OURS = (str(_CHOP / name) for name in ("capture", "captured", "ir", "base", "private"))
 _MACHINERY = (str(_TORCH), str(_TORCH.parent / "sympy"), *_OURS, "<")
 
 
@@ -29,8 +32,10 @@ def current_line() -> str:
     while frame is not None:
         if is_model_code(frame.f_code.co_filename):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        if frame.f_code.co_filename.startswith(_GRAPH):
+            break  # the caller of the model, so torch's own layers ask
         frame = frame.f_back
-    return "unknown"
+    return UNKNOWN_LINE
 
 
 def definition_line(module: type) -> str:

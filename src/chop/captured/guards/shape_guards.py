@@ -29,6 +29,8 @@ class ShapeGuard:
     where: str = ""
 
 
+UNKNOWN_LINE = "an unknown line"
+"""Place of a test outside of the model's files, as in code from a text."""
 MAX_LENGTH = 100_000
 MAX_BITS = 4096
 """Maximum number of bits of products and powers of integers; sizes have 63."""
@@ -212,7 +214,8 @@ def violation_message(guard: ShapeGuard, given: Mapping[str, Any]) -> str:
             f"fixed to {guard.expression} by {guard.where}, got {shapes}; run the pass again with "
             "an example of that shape"
         )
-    reason = f"tested by the model at {guard.where}" if guard.where else "fixed at capture"
+    is_known = guard.where not in ("", UNKNOWN_LINE)
+    reason = f"tested by the model at {guard.where}" if is_known else "fixed at capture"
     return (
         f"the graph was captured for {guard.expression} ({reason}), got {shapes}; capture the "
         "model again with "

@@ -196,11 +196,21 @@ class MaseGraph:
         return get_node_by_name(self, name)
 
     def get_module(self, node: fx.Node) -> nn.Module | None:
-        """Returns the module of a `call_module` node; None for other nodes."""
+        """Returns the module of a `call_module` node; None for other nodes.
+
+        Raises:
+            GraphError: if it is no node.
+        """
+        _check_is_node(node, "mg.get_module")
         return module_of_node(node, self._model)
 
     def operator(self, node: fx.Node) -> Operator:
-        """Returns the row of the operator table that describes a node."""
+        """Returns the row of the operator table that describes a node.
+
+        Raises:
+            GraphError: if it is no node.
+        """
+        _check_is_node(node, "mg.operator")
         return get_node_row(node, self._model)
 
     def copy(self) -> MaseGraph:
@@ -262,10 +272,11 @@ class MaseGraph:
         arguments, next to the module that called it. The new module takes over the training mode.
 
         Raises:
-            GraphError: if `module` is not a module.
+            GraphError: if `module` is not a module, or `node` not a node.
         """
         if not isinstance(module, nn.Module):
             raise GraphError(f"mg.replace: expected an nn.Module, got {type(module).__name__}.")
+        _check_is_node(node, "mg.replace")
         old = self.get_module(node)
         if old is None:
             stack = list(node.meta.get("nn_module_stack", ()))
@@ -285,8 +296,9 @@ class MaseGraph:
         """Removes a node; its users read its first input instead.
 
         Raises:
-            GraphError: if the node has users and no input.
+            GraphError: if it is no node, or has users and no input.
         """
+        _check_is_node(node, "mg.erase")
         if node.users:
             if not node.all_input_nodes:
                 raise GraphError(f"node '{node.name}' has users and no input to put in its place.")
@@ -305,7 +317,13 @@ class MaseGraph:
             self._model.record.training_guards = []
 
     def diff(self, other: MaseGraph) -> list[str]:
-        """Returns one line per node that is removed, new or different in `other`."""
+        """Returns one line per node that is removed, new or different in `other`.
+
+        Raises:
+            GraphError: if `other` is not a graph.
+        """
+        if not isinstance(other, MaseGraph):
+            raise GraphError(f"mg.diff: expected a MaseGraph, got {type(other).__name__}.")
         return list(difference_lines(self.model, other.model))
 
     def draw(
@@ -440,6 +458,13 @@ class MaseGraph:
         return f"{parent}.{name}" if parent else name
 
 
+def _check_is_node(node: object, where: str) -> None:
+    if not isinstance(node, fx.Node):
+        raise GraphError(
+            f"{where}: expected a node, got {type(node).__name__}; mg.node(NAME) finds it."
+        )
+
+
 def _leaves(
     custom_ops: Mapping[str, Any] | Iterable[type[nn.Module] | str] | None,
 ) -> tuple[type[nn.Module] | str, ...]:
@@ -449,6 +474,7 @@ def _leaves(
                 choices = ("modules", "functions")
                 raise ConfigError(f"custom_ops: unknown key '{key}': {did_you_mean(key, choices)}")
         custom_ops = custom_ops.get("modules", ())
+    own_leaves = convert(custom_ops or (), tuple[Any, ...], "custom_ops")
     listed = (cls for row in OPS.values() for cls in row.modules)
     own = (cls for cls in listed if not cls.__module__.startswith("torch."))
-    return (*(custom_ops or ()), QuantizedOperator, *own)
+    return (*own_leaves, QuantizedOperator, *own)

@@ -35,6 +35,11 @@ from chop.private.modules import own_parameters
 
 HEAD_COUNTS = ("num_attention_heads", "num_key_value_heads", "head_dim")
 """Configuration fields with head counts, which pruning of whole heads changes."""
+SIZES = (
+    *("in_features", "out_features", "in_channels", "out_channels", "kernel_size"),
+    *("num_embeddings", "embedding_dim", "normalized_shape", "num_features"),
+)
+"""Attributes of layers of torch with the sizes of their weights."""
 MLP_WIDTH = "intermediate_size"
 """Configuration field with the MLP width, which pruning of channels changes."""
 
@@ -57,6 +62,8 @@ def to_module(
             of the graph. The message names the node.
     """
     original = _original(captured, like)
+    if like is not None:
+        _check_layers(like, captured, provenance)
     quantized, resized = _quantized_calls(captured, provenance)
     calls = _divided(captured, quantized, original)
     for node, reason in calls.refused.items():
@@ -225,6 +232,42 @@ def _original(captured: CapturedModule, like: nn.Module | None) -> Original:
     if captured.record.generation_config is not None:
         made.generation_config = build_generation_config(captured.record)
     return _get_original(made, captured)
+
+
+def _check_layers(
+    like: nn.Module, captured: CapturedModule, provenance: Iterable[Provenance]
+) -> None:
+    """Raises GraphError if layers with weights are not those of the graph. Pruning changes sizes.
+
+    The names of traced modules are compared later.
+    """
+    own, layers = dict(like.named_modules()), dict(captured.named_modules())
+    is_pruned = any(step.name == "prune_transform_pass" for step in provenance)
+    for path, module in own.items():
+        layer = layers.get(path)
+        if layer is None or is_scope(captured, path):
+            continue
+        if not own_parameters(module):
+            is_plain = all(type(x).__module__.startswith("torch.nn") for x in (layer, module))
+            if is_plain and type(layer) is not type(module):
+                raise _unlike(path, f"{module} there and {layer} in the graph")
+            continue
+        sizes = {} if is_pruned else {n: x for n, x in vars(module).items() if n in SIZES}
+        has_weights = any(True for _ in (*layer.parameters(), *layer.buffers()))
+        if not has_weights or any(vars(layer).get(n, x) != x for n, x in sizes.items()):
+            raise _unlike(path, f"{module} there and {layer} in the graph")
+    for path, layer in layers.items():
+        is_weighted = isinstance(layer, PackedOperator) or own_parameters(layer)
+        is_traced = is_scope(captured, path.rpartition(".")[0]) or "." not in path
+        if path not in own and is_weighted and is_traced and not isinstance(layer, QuantCall):
+            raise _unlike(path, "only in the graph")
+
+
+def _unlike(path: str, difference: str) -> GraphError:
+    return GraphError(
+        f"to_module: like: layer '{path}' is {difference}; pass a model of the class and the "
+        "settings of the captured one. Its weights are not read."
+    )
 
 
 def _get_original(model: nn.Module, captured: CapturedModule) -> Original:

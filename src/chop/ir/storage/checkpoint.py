@@ -57,6 +57,8 @@ from chop.nn.quantized.replicas import keep_ranges_local
 from chop.nn.transposed import stores_transposed
 
 SUFFIXES = (".pt", ".mz")
+FILE_IN_RUN = "model"
+"""Name of the checkpoint in a run's folder, without a suffix."""
 MAX_MESSAGE = 600
 LONG_WORD = re.compile(r"\S{200,}")
 SaveFormat = Literal["full_model", "state_dict"]
@@ -329,6 +331,25 @@ def _tensors_in(plain: Json) -> set[str]:
     return set().union(*map(_tensors_in, plain)) if isinstance(plain, list) else set()
 
 
+def find_checkpoint(name: str | Path) -> Path | None:
+    """Returns the checkpoint at a path, with or without a suffix, or in a run's folder.
+
+    A checkpoint without its graph file is found too, so that reading says which file is missing.
+    Exceptions are folders of transformers, and words without a slash, which may name a model.
+
+    Returns: its path without a suffix, or None.
+    """
+    path = Path(name).expanduser()
+    stem = path.with_suffix("") if path.suffix in SUFFIXES else path
+    inside = path / FILE_IN_RUN
+    places = [place for place in (inside, stem) if place.name]
+    whole = [place for place in places if place.with_name(f"{place.name}.mz").is_file()]
+    is_word = len(path.parts) < 2 and stem == path
+    may_lack = [] if (path / "config.json").exists() else [inside, *([stem] * (not is_word))]
+    partial = [place for place in may_lack if place.with_name(f"{place.name}.pt").is_file()]
+    return next(iter(whole + partial), None)
+
+
 def _require(tensor_path: Path, graph_path: Path) -> None:
     missing = [path for path in (tensor_path, graph_path) if not is_readable_file(path)]
     if not missing:
@@ -342,7 +363,8 @@ def _require(tensor_path: Path, graph_path: Path) -> None:
             hint = f" did you mean '{inside[0].with_suffix('')}'?"
         raise CheckpointError(f"there is no checkpoint '{tensor_path.with_suffix('')}'.{hint}")
     raise CheckpointError(
-        f"a checkpoint is two files, and '{missing[0]}' is missing; export writes both."
+        f"'{missing[0]}' is missing: a checkpoint is two files, .pt with weights and .mz with the "
+        "graph. Copy both, or write it again."
     )
 
 

@@ -59,7 +59,8 @@ def format_candidates(
             searched instead. Formats of a fixed width keep it. Invalid combinations are skipped.
         rule: calibration rule for the fractions of integers given by name.
     Raises:
-        ConfigError: if a format, rule or field is unknown, or no combination is valid.
+        ConfigError: if a format, rule or field is unknown, no combination is valid, or a value of
+            a range is in none.
 
     >>> list(format_candidates(["integer", "mxint:width=4"], {"width": (3, 8)}))
     ['3.mse', 'mxint:width=4', '8.mse']
@@ -89,9 +90,19 @@ def format_candidates(
         )
     if not candidates:
         raise ConfigError("formats: expected at least one.")
+    _check_are_used(ranges, candidates)
     return {
         format_string(fmt): fmt for fmt in sorted(candidates, key=lambda fmt: fmt.bits((64, 64)))
     }
+
+
+def _check_are_used(ranges: Ranges, candidates: Sequence[NumberFormat]) -> None:
+    """Raises ConfigError for a value that no candidate has, because it is invalid in all."""
+    for name, values in ranges.items():
+        used = {getattr(candidate, name, None) for candidate in candidates}
+        if unused := [value for value in values if value not in used]:
+            kinds = ", ".join(dict.fromkeys(candidate.name for candidate in candidates))
+            raise ConfigError(f"{name}: no format ({kinds}) can have {unused[0]}; leave it out.")
 
 
 def every_format(ranges: Ranges | None = None, rule: Rule = "mse") -> tuple[str, ...]:

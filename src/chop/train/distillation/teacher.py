@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
+from chop.ir.storage.checkpoint import find_checkpoint
 from chop.models import builtin_model, load_model
 from chop.models.load import continues_texts
 from chop.train.distillation.soft_losses import binary_divergence
@@ -142,10 +143,8 @@ def load_teacher(given: Any) -> nn.Module:
             f"distill: expected a module, a graph or the path of a model as the teacher, got a "
             f"{type(given).__name__}."
         )
-    path = Path(given).expanduser()
-    for stem in (path.with_suffix("") if path.suffix in (".mz", ".pt") else path, path / "model"):
-        if Path(f"{stem}.mz").is_file():
-            return MaseGraph.from_checkpoint(stem).model.eval()
+    if (checkpoint := find_checkpoint(given)) is not None:
+        return MaseGraph.from_checkpoint(checkpoint).model.eval()
     if (name := builtin_model(str(given))) is not None:
         raise ConfigError(
             f"distill: '{name}' is built in and untrained: pass load_trained('{name}') of "

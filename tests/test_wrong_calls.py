@@ -1,0 +1,134 @@
+"""Python calls with wrong inputs: an error of chop with one sentence about what is wrong."""
+
+import math
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import chop
+from chop import MaseGraph, passes
+from chop.bench import Variant, paired_ratio
+from chop.data import get_tokenizer, strided_windows
+from chop.errors import ChopError, options_in_messages
+from chop.formats import Integer
+from chop.models import load_model
+from chop.search import Choice, Goal, Search, SearchSpace
+from chop.train import calibration_batches, evaluate, fit, predict
+
+X = torch.randn(40, 8, generator=torch.Generator().manual_seed(0))
+Y = (X[:, 0] > 0).long()
+SPACE = SearchSpace((Choice("a", {"1": 1}),))
+SMALL = {"formats": ("8.auto",), "qat_epochs": 0, "bench_seconds": 0.0}
+
+
+def net(width=16):
+    return nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 2))
+
+
+def with_nan():
+    model = net()
+    nn.init.constant_(model[2].bias, math.nan)
+    return model
+
+
+def graph():
+    return MaseGraph(net(), dummy_in={"input": X[:4]})
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (
+            lambda: chop.quantize(with_nan(), data=X),
+            r"weights of the float model have NaN: 2.bias \(2 of 2 numbers\)",
+        ),
+        (lambda: MaseGraph(net(), custom_ops=3), "custom_ops: expected a list"),
+        (lambda: graph().replace("_0", nn.ReLU()), "mg.replace: expected a node, got str"),
+        (lambda: graph().erase("_0"), "mg.erase: expected a node, got str"),
+        (lambda: chop.compress(net(), None), "data: expected labeled rows, such as"),
+        (
+            lambda: chop.compress(net(), (X, Y), evaluate=lambda m: sys.exit(0), **SMALL, out="o"),
+            "evaluate 'score': .*SystemExit: 0",
+        ),
+        (lambda: paired_ratio([], []), "as many positive numbers above as below, got 0 and 0"),
+        (lambda: paired_ratio([1.0], [0.0]), "as many positive numbers"),
+        (lambda: SearchSpace(3), "choices: expected a tuple of choices, got 3"),
+        (lambda: load_model(3), r"model: expected str or Path, got 3 \(int\)"),
+        (lambda: chop.quantize(nn.ModuleList([nn.Linear(2, 2)])), "ModuleList has no forward"),
+        (lambda: graph().operator("_0"), "mg.operator: expected a node, got str"),
+        (lambda: graph().get_module("_0"), "mg.get_module: expected a node, got str"),
+        (lambda: chop.quantize(net(), data=torch.tensor(3.0)), "data: .* got a single number"),
+        (lambda: [*calibration_batches(net(), (X, Y), rows=0)], "rows: got 0, expected 1 or more"),
+        (lambda: Integer(8, 4).decode(X), "integer: expected a result of encode, got Tensor"),
+        (lambda: load_model("bert-tiny", num_labels=0), "num_labels: got 0, expected 1 or more"),
+        (lambda: chop.compress(net(), {"test": (X, Y)}), "data: expected a split train as well"),
+        (lambda: fit(nn.Sequential(nn.ReLU()), (X, Y)), "the model has no parameters"),
+        (lambda: Search(SPACE, lambda c: 1, Goal("x")), "measure: expected a function of a"),
+        (lambda: Search(SPACE, 3, Goal("x")), "measure: expected a function, got 3"),
+        (lambda: graph().diff(net()), "mg.diff: expected a MaseGraph, got Sequential"),
+        (
+            lambda: chop.compress(net(), (X, Y), (X[:, :5], Y), **SMALL, out="o"),
+            r"cannot take rows of 'own data \(test rows\)'",
+        ),
+        (
+            lambda: predict(net(), (X[:, :5], Y)),
+            r"cannot take the rows, input \(40, 5\)",
+        ),
+        (lambda: evaluate(net().to("meta"), (X, Y)), "'Sequential' has weights without values"),
+        (lambda: Variant("a", 3), "variant 'a': expected a function, got 3"),
+        (lambda: [*strided_windows(range(9), 4, 5)], "stride: expected 1 to the window length 4"),
+    ],
+)
+def test_the_message_names_what_is_wrong(call, expected, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ChopError, match=expected):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("like", "expected"),
+    [
+        (net(9), "layer '0' is Linear.*out_features=9.* there and PackedLinear"),
+        (nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 2)), "layer '1' is Linear.*ReLU"),
+        (nn.Sequential(nn.Linear(8, 16), nn.ReLU()), "layer '2' is only in the graph"),
+        (nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 2)), "layer '1' is Tanh.*ReLU"),
+    ],
+)
+def test_to_module_refuses_a_model_of_another_structure(like, expected, tmp_path):
+    chop.save(chop.quantize(net(), "8.auto", X), tmp_path / "small")
+    with pytest.raises(ChopError, match=f"to_module: like: {expected}"):
+        MaseGraph.from_checkpoint(tmp_path / "small").to_module(like=like)
+
+
+@pytest.mark.parametrize("name", ["gptq", "learned_rounding", "calibrate", "share_scales"])
+def test_the_graph_of_a_quantized_model_is_a_quantized_graph(name):
+    mg = MaseGraph(chop.quantize(net(), "4.auto", X), dummy_in={"input": X[:4]})
+    settings = {} if name == "share_scales" else {"batches": [{"input": X}]}
+    changed, _ = getattr(passes, f"{name}_transform_pass")(mg, settings)
+    assert changed.provenance[-1].name == f"{name}_transform_pass"
+    with pytest.raises(ChopError, match="run quantize_transform_pass"):
+        getattr(passes, f"{name}_transform_pass")(graph(), settings)
+
+
+def test_the_line_of_a_condition_is_one_of_the_model():
+    with pytest.raises(ChopError, match=r"input.shape\[1\] == 8 \(fixed at capture\)"):
+        graph().model(torch.randn(2, 5))
+
+
+def test_messages_name_no_options_of_commands():
+    with options_in_messages(False), pytest.raises(ChopError, match=r"\(option tokenizer\)"):
+        get_tokenizer("./nosuch")
+
+
+def test_a_loss_that_is_nan_is_reported_once(caplog):
+    fit(with_nan(), (X, Y), epochs=3)
+    assert [each.message for each in caplog.records] == [
+        "training diverged: the loss is NaN in epoch 1. Use a lower learning rate."
+    ]
+
+
+def test_columns_that_no_input_takes_are_reported(caplog):
+    chop.quantize(net(), data={"input": X, "other": X})
+    assert "No input has the name of the columns 'other'. They are not used." in caplog.text
