@@ -169,6 +169,7 @@ def check_module(
     memories: Mapping[str, Memory] = MappingProxyType({}),
     profiles: Collection[str] = PROFILES,
     folder: Path = RTL,
+    tied: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, BenchRun]:
     """Checks that a component turns input beats into the expected output beats.
 
@@ -179,11 +180,12 @@ def check_module(
         memories: memory contents by file.
         profiles: stall profiles.
         folder: source folder.
+        tied: expressions of further inputs of the module.
     Returns: simulation runs by profile.
     Raises:
         AssertionError: if a beat differs, or a tool complains about the source.
     """
-    with Bench(module, parameters, sent, memories, folder).compiled() as bench:
+    with Bench(module, parameters, sent, memories, folder, tied=tied).compiled() as bench:
         complaints = bench.complaints()
         assert not complaints, complaints
         runs = bench.run(profiles)

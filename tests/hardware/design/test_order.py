@@ -5,6 +5,7 @@ import torch
 
 from chop.errors import ConfigError
 from chop.hardware.design.emit import emit
+from chop.hardware.design.load import NO_LOAD
 from chop.hardware.design.plan import RTL
 from chop.hardware.design.port import Port
 from chop.hardware.design.stream import Stream
@@ -34,7 +35,9 @@ def run(module, plan, inputs, expected, folder=RTL):
     sent[Port.of("data_out_0", plan.out, False)] = plan.out.sent(expected)
     files = {key: f"memory/{key.lower()}.hex" for key in plan.memories}
     memories = {files[key]: memory for key, memory in plan.memories.items()}
-    runs = check_module(module, {**plan.parameters, **files}, sent, memories, folder=folder)
+    tied = NO_LOAD if plan.has_load else {}
+    parameters = {**plan.parameters, **files}
+    runs = check_module(module, parameters, sent, memories, folder=folder, tied=tied)
     check_interval(runs["none"].ends["data_out_0"], plan.cycles)
 
 
