@@ -169,7 +169,7 @@ def test_half_a_checkpoint_is_named_by_its_missing_file(message, missing, name, 
         ),
         (
             compress("net.py:Net", "large.csv"),
-            "data: 60 of 60 rows have infinite numbers or numbers beyond 3.4e38",
+            "data: 60 of 60 rows have infinite numbers, in float32 with a maximum of 3.4e38",
         ),
         (compress("net.py:Net", "list.json"), "data set 'list.json' has no column 'labels' or"),
         (compress("net.py:Nothing", "rows.csv"), "'net.py:Nothing' returns only NaN for rows of"),

@@ -53,7 +53,7 @@ def with_plain_cells(splits: DatasetDict) -> DatasetDict:
     return DatasetDict({key: _converted(split, commas) for key, split in splits.items()})
 
 
-BEYOND = "infinite numbers or numbers beyond 3.4e38, the most in float32"
+BEYOND = "infinite numbers, in float32 with a maximum of 3.4e38"
 """Description of cells that are infinite as float32."""
 
 

@@ -26,7 +26,7 @@ from chop.train.segmentation import SEGMENTATION
 
 MAX_NAMED = 5
 """Number of parameters and buffers that a message names."""
-OF_TOKENIZERS = ("attention_mask", "token_type_ids", "special_tokens_mask")
+TOKENIZER_COLUMNS = ("attention_mask", "token_type_ids", "special_tokens_mask")
 """Columns that tokenizers add, also for models without such an input."""
 TYPO = 0.85
 """Least similarity of a misspelled name: a column `position` is none of `position_ids`."""
@@ -102,7 +102,7 @@ def _skipped_columns(model: nn.Module, rows: Rows, inputs: Mapping[str, Tensor],
     skipped = [
         column
         for column in rows.columns
-        if is_by_name and column not in inputs and column not in OF_TOKENIZERS
+        if is_by_name and column not in inputs and column not in TOKENIZER_COLUMNS
     ]
     free = [x for x in inspect.signature(model.forward).parameters if x not in inputs]
     for column in skipped:
