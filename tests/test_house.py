@@ -16,11 +16,11 @@ from tests.test_architecture import SOURCE, drawing, get_module, imported
 BOUNDS = {
     "subpackages": 36,
     "imports between subpackages": 283,
-    "files": 1_112,
+    "files": 1_117,
     "files at one level": 30,
-    "lines that are not blank": 131_100,
+    "lines that are not blank": 133_000,
     "functions per 1,000 lines of logic": 108,
-    "public functions and classes": 3_590,
+    "public functions and classes": 3_635,
     "lines of the longest file": 491,
 }
 SLACK = 0.02

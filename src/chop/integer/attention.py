@@ -32,9 +32,7 @@ def lower_attention(
     """
     call = inspect.signature(module.forward).bind(*node.args, **node.kwargs)
     call.apply_defaults()
-    # A step has the settings and sizes of whole sequences.
-    folded = lowering.folded if lowering.decoder is None else lowering.decoder.whole
-    values = folded.values
+    values = lowering.whole.values
     given: dict[str, Any] = {
         name: values[given] if isinstance(given, fx.Node) and name in SETTINGS else given
         for name, given in call.arguments.items()
@@ -47,7 +45,7 @@ def lower_attention(
     query, key, value = given["query"], given["key"], given["value"]
     groups = lowering.folded.shape(query)[-3] // lowering.folded.shape(key)[-3]
     groups = groups if given["enable_gqa"] else 1
-    sizes = folded.shape(query)[-2], folded.shape(key)[-2]
+    sizes = lowering.whole.shape(query)[-2], lowering.whole.shape(key)[-2]
     mask = lowering.visible_keys(node, given["attn_mask"], given["is_causal"], sizes)
     scores = _scores(lowering, node, module, query, key, groups, given["scale"], mask)
     weights = _weights(lowering, node, module, scores, mask, sizes[1])

@@ -101,11 +101,8 @@ class GraphBuilder:
         self._mg.fx_graph = self.graph
         model.eval()
 
-    def drop_unread_inputs(self) -> list[str]:
-        """Removes the inputs without readers, and conditions on their sizes.
-
-        Returns: the names of the other inputs.
-        """
+    def drop_unread_inputs(self) -> None:
+        """Removes the inputs without readers, and conditions on their sizes."""
         nodes = [node for node in self.graph.nodes if node.op == "placeholder"]
         unread = {str(node.target): node for node in nodes if not node.users}
         record = self._mg.model.record
@@ -117,7 +114,6 @@ class GraphBuilder:
             for guard in record.guards
             if unread.keys().isdisjoint(compile_guard(guard).co_names)
         ]
-        return [str(node.target) for node in nodes if str(node.target) not in unread]
 
     def note_examples(self, example: Mapping[str, Any]) -> None:
         """Records an example of the graph's inputs."""

@@ -22,11 +22,14 @@ from chop.nn.integer import (
     Call,
     Grid,
     IntegerAdd,
+    IntegerAMax,
     IntegerBatchNorm,
     IntegerMaxPool1d,
     IntegerMaxPool2d,
     IntegerMul,
+    IntegerOperator,
     IntegerReLU,
+    IntegerResample,
     IntegerSub,
     Table,
 )
@@ -189,3 +192,15 @@ def has_thresholds(mg: MaseGraph, node: fx.Node, grid: Grid) -> bool:
     # The sign of a ReLU's result is constant.
     passes = row.integer in MAX_POOLS or (row.integer is IntegerReLU and grid.rounding != "sign")
     return passes and has_thresholds(mg, node.all_input_nodes[0], grid)
+
+
+def selects_codes(mg: MaseGraph, node: fx.Node, grid: Grid) -> bool:
+    """Returns whether a node selects codes, so that rounding may precede it.
+
+    Zeros that it adds have to be the code 0.
+    """
+    kind = mg.operator(node).integer or IntegerOperator
+    if isinstance(mg.get_module(node), QuantizedOperator):
+        return False
+    has_zero = grid.rounding != "sign" and grid.low <= 0 <= grid.high
+    return issubclass(kind, IntegerAMax) or (issubclass(kind, IntegerResample) and has_zero)

@@ -18,8 +18,8 @@ from chop.captured.specs import TensorSpec
 from chop.errors import ConfigError
 from chop.integer.calls import is_moved
 from chop.integer.folding import Folded
-from chop.integer.grids import AnyGrid
-from chop.integer.lowering import GraphLowering, PositionParts
+from chop.integer.grids import AnyGrid, Grids
+from chop.integer.lowering import GraphLowering, LowerAttention
 from chop.integer.masks import proven_mask
 from chop.integer.steps import Codes
 from chop.ir.annotate import tensors_in
@@ -27,10 +27,10 @@ from chop.ir.graph import MaseGraph
 from chop.ir.metadata import MaseMetadata
 from chop.ir.propagate import GraphRunner
 from chop.nn.integer import (
-    Grid,
+    BlockGrid,
     IntegerCache,
     IntegerEmbedding,
-    IntegerOperator,
+    IntegerOptions,
     IntegerPosition,
 )
 from chop.nn.integer.mask import KeptKeys
@@ -79,69 +79,102 @@ def add_start(mg: MaseGraph, steps: Mapping[str, Tensor]) -> fx.Node:
     return node
 
 
-class DecoderStep(PositionParts):
-    """Counter, masks, caches and tables of one step of a decoder.
+class StepLowering(GraphLowering):
+    """Lowering of one step of a decoder, with a counter, masks, caches and tables.
 
     Args:
-        whole: values of the graph on whole sequences.
-        length: tokens of a sequence.
-        start: the input `START` of the graph.
+        mg: as in the base class, with the input `START`.
+        folded: its values on sequences of one token.
+        grids: as in the base class.
+        options: as in the base class.
+        lower_attention: as in the base class.
+        whole: its values on whole sequences.
+        start: the input `START`.
     """
 
-    def __init__(self, whole: Folded, length: int, start: fx.Node) -> None:
-        self.whole, self.start, self.length = whole, start, length
+    def __init__(
+        self,
+        mg: MaseGraph,
+        folded: Folded,
+        grids: Grids,
+        options: IntegerOptions,
+        lower_attention: LowerAttention,
+        whole: Folded,
+        start: fx.Node,
+    ) -> None:
+        super().__init__(mg, folded, grids, options, lower_attention)
+        self.whole, self._start, self._length = whole, start, whole.shape(start)[-1]
         self._mask: fx.Node | None = None
 
-    def begin(self, lowering: GraphLowering, start: fx.Node) -> None:
-        """See the base class."""
-        self._lowering = lowering
-        counter = IntegerPosition(self.length)
-        self._position = self._call(self.start, counter, Codes(start, None), "_position")
+    def run(self) -> None:
+        """Builds the graph of a step, without the masks of padding, which it does not read."""
+        super().run()
+        self.builder.drop_unread_inputs()
 
-    def past_keys(self, mask: Any, is_causal: bool) -> fx.Node:
-        """See the base class."""
+    def add_inputs(self) -> None:
+        """Adds the inputs, and the counter that gives the position of the token."""
+        super().add_inputs()
+        start = Codes(self._inputs[self._start], None)
+        counter = IntegerPosition(self._length)
+        self._position = self.call(self._start, counter, (start,), "_position")
+
+    def visible_keys(
+        self, node: fx.Node, mask: Any, is_causal: bool, sizes: tuple[int, int]
+    ) -> fx.Node:
+        """Returns the boolean mask of the tokens up to the position, (tokens, 1, 1, keys).
+
+        Raises:
+            ConfigError: unless the attention of whole sequences is causal.
+        """
         if isinstance(mask, fx.Node):
-            is_causal = proven_mask(self._lowering.mg, mask, self.whole).is_causal
+            is_causal = proven_mask(self.mg, mask, self.whole).is_causal
         if not is_causal:
             raise ConfigError(
                 "decode: expected a causal attention, got one that reads later tokens"
             )
         if self._mask is None:
-            like, length = self.start, self.length
+            like, length = self._start, self._length
             rows = IntegerEmbedding(torch.ones(length, length, dtype=torch.int64).tril(), 1.0)
-            row = self._call(like, rows, self._position, "_past")
-            builder = self._lowering.builder
-            keys = builder.call_method(like, "reshape", row.node, -1, length)
-            self._mask = builder.call_module(like, KeptKeys(1, length, False), (keys,), "_kept")
+            row = self.call(like, rows, (self._position,), "_past")
+            keys = self.builder.call_method(like, "reshape", row.node, -1, length)
+            operator = KeptKeys(1, length, False)
+            self._mask = self.builder.call_module(like, operator, (keys,), "_kept")
         return self._mask
 
     def cached(self, node: fx.Node, source: fx.Node, grid: AnyGrid, suffix: str) -> Codes:
-        """See the base class. Heads that the model repeats are repeated behind the cache."""
-        lowering, length = self._lowering, self.length
-        whole = self.whole.shape(source)
+        """Returns the keys or values of an attention up to the position, from a cache.
+
+        Heads that the model repeats are repeated behind the cache.
+
+        Raises:
+            ConfigError: if they are not those of the tokens that the graph reads.
+        """
+        whole, length = self.whole.shape(source), self._length
         if len(whole) != 4 or whole[-2] != length:
             raise ConfigError(
                 f"decode: expected keys and values (sequences, heads, {length}, features), got "
                 f"{whole}"
             )
-        origin = _before_copies(lowering, source)
-        groups = whole[-3] // lowering.folded.shape(origin)[-3]
-        rows = lowering.coded(origin, grid)
-        cache = IntegerCache(rows.proven, length)
-        codes = lowering.call(node, cache, (rows, self._position), suffix)
+        origin = _before_copies(self, source)
+        groups = whole[-3] // self.folded.shape(origin)[-3]
+        rows = self.coded(origin, grid)
+        codes = self.call(node, IntegerCache(rows.proven, length), (rows, self._position), suffix)
         if groups == 1:
             return codes
-        copies = lowering.builder.call_method(node, "repeat_interleave", codes.node, groups, -3)
+        copies = self.builder.call_method(node, "repeat_interleave", codes.node, groups, -3)
         return Codes(copies, codes.edge)
 
-    def table(self, node: fx.Node, grid: Grid, suffix: str) -> Codes | None:
-        """See the base class."""
-        lowering, length = self._lowering, self.length
-        whole, step = self.whole.values[node], lowering.folded.values[node]
-        if whole.shape == step.shape and torch.equal(whole, step):
-            return None
-        readers = (user for user in node.users if lowering.folded.has_tensors(user))
-        rank = max((len(lowering.folded.shape(user)) for user in readers), default=whole.dim())
+    def constant(self, node: fx.Node, grid: AnyGrid, suffix: str) -> Codes:
+        """Returns a constant, or its row at the position if it depends on the number of tokens.
+
+        Raises:
+            ConfigError: if it depends on the number of tokens in another way.
+        """
+        whole, step, length = self.whole.values[node], self.folded.values[node], self._length
+        if isinstance(grid, BlockGrid) or (whole.shape == step.shape and torch.equal(whole, step)):
+            return super().constant(node, grid, suffix)
+        readers = (user for user in node.users if self.folded.has_tensors(user))
+        rank = max((len(self.folded.shape(user)) for user in readers), default=whole.dim())
         whole, step = (x.reshape(*[1] * (rank - x.dim()), *x.shape) for x in (whole, step))
         pairs = zip(whole.shape[1:], step.shape[1:], strict=True)
         axes = [axis for axis, sizes in enumerate(pairs) if sizes[0] != sizes[1]]
@@ -152,12 +185,10 @@ class DecoderStep(PositionParts):
                 "one row for each position"
             )
         rows = grid.codes(whole[0].movedim(axes[0], 0)).reshape(length, -1)
-        entry = self._call(node, IntegerEmbedding(rows, grid.step), self._position, suffix)
-        sample = lowering.builder.call_method(node, "reshape", entry.node, -1, *step.shape[1:])
+        table = IntegerEmbedding(rows, grid.step)
+        entry = self.call(node, table, (self._position,), suffix)
+        sample = self.builder.call_method(node, "reshape", entry.node, -1, *step.shape[1:])
         return Codes(sample, entry.edge)
-
-    def _call(self, node: fx.Node, operator: IntegerOperator, read: Codes, suffix: str) -> Codes:
-        return self._lowering.call(node, operator, (read,), suffix)
 
 
 def _before_copies(lowering: GraphLowering, source: fx.Node) -> fx.Node:

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, fx
 
 from chop.errors import ConfigError
 from chop.integer.attention import lower_attention
-from chop.integer.decoding import START, DecoderStep, add_start, token_steps
+from chop.integer.decoding import START, StepLowering, add_start, token_steps
 from chop.integer.folding import Folded, drop_empty_fills, fold
 from chop.integer.grids import Grids
 from chop.integer.lowering import GraphLowering
@@ -95,8 +95,8 @@ def lower_step(
     start = add_start(mg, steps)
     (tokens, *_) = example.values()
     whole = _folded(mg, {**example, START: steps[START].view(tokens.shape)}, grids)
-    decoder = DecoderStep(whole, tokens.size(1), start)
-    lowering = GraphLowering(mg, fold(mg, steps), grids, options, lower_attention, decoder)
+    folded = fold(mg, steps)
+    lowering = StepLowering(mg, folded, grids, options, lower_attention, whole, start)
     return _lowered(lowering, steps, is_run=False)
 
 
@@ -105,10 +105,15 @@ def _checked_inputs(mg: MaseGraph, example: Mapping[str, Any]) -> dict[str, Any]
     if any(isinstance(module, Encode | Decode) for module in mg.model.modules()):
         raise ConfigError(f"{WHERE}: the graph is an integer graph already; use it as it is.")
     refuse_hooks(hooked_modules(mg), WHERE, "an integer graph")
-    inputs = {str(node.target) for node in mg.nodes if node.op == "placeholder"}
-    example = {name: value for name, value in example.items() if name in inputs}
+    example = _graph_inputs(mg.fx_graph, example)
     refuse_nested(example, WHERE)
     return example
+
+
+def _graph_inputs(graph: fx.Graph, example: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values of the inputs that a graph has."""
+    inputs = {str(node.target) for node in graph.nodes if node.op == "placeholder"}
+    return {name: value for name, value in example.items() if name in inputs}
 
 
 def _folded(mg: MaseGraph, example: Mapping[str, Any], grids: Grids) -> Folded:
@@ -134,8 +139,7 @@ def _lowered(lowering: GraphLowering, example: Mapping[str, Any], is_run: bool) 
         lowering.run()
     except ConfigError as error:
         raise ConfigError(f"{WHERE}: {error}") from error
-    read = set(lowering.builder.drop_unread_inputs()) if lowering.decoder else set(example)
-    example = {name: value for name, value in example.items() if name in read}
+    example = _graph_inputs(lowering.builder.graph, example)
     lowering.builder.note_examples(example)
     lowering.builder.install(_fixed_sizes(example, lowering.folded), WHERE)
     for node in mg.nodes:

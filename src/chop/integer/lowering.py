@@ -8,7 +8,6 @@ computed.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,12 +18,20 @@ from torch import Tensor, fx, nn
 
 from chop.errors import ConfigError
 from chop.integer.builder import GraphBuilder
-from chop.integer.calls import WITH_NUMBERS, BoundCall, bind, has_thresholds, is_lookup, is_moved
+from chop.integer.calls import (
+    WITH_NUMBERS,
+    BoundCall,
+    bind,
+    has_thresholds,
+    is_lookup,
+    is_moved,
+    selects_codes,
+)
 from chop.integer.folding import Folded
 from chop.integer.grids import AnyGrid, Grids, grid_text, holds, requantizer
 from chop.integer.masks import proven_mask
 from chop.integer.steps import Codes, Step
-from chop.integer.suggestions import ROUNDED_AHEAD
+from chop.integer.suggestions import ROUNDED_AHEAD, explain_missing_format
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import Kind
 from chop.nn.integer import (
@@ -36,7 +43,6 @@ from chop.nn.integer import (
     Encode,
     EncodeBlocks,
     Grid,
-    IntegerAMax,
     IntegerBatchNorm,
     IntegerConvTranspose2d,
     IntegerGroupNorm,
@@ -44,7 +50,6 @@ from chop.nn.integer import (
     IntegerOperator,
     IntegerOptions,
     IntegerReLU,
-    IntegerResample,
     IntegerSquare,
     IntegerThresholds,
     Table,
@@ -59,54 +64,6 @@ LowerAttention = Callable[["GraphLowering", fx.Node, QuantScaledDotProductAttent
 """Lowers an attention node with its module; returns the codes of its result."""
 
 
-class PositionParts(ABC):
-    """Lowering of the parts of a decoder's step that depend on the position of its token.
-
-    Attributes:
-        whole: values of the graph on whole sequences.
-        start: input of the graph that marks the first token of a sequence.
-    """
-
-    whole: Folded
-    start: fx.Node
-
-    @abstractmethod
-    def begin(self, lowering: GraphLowering, start: fx.Node) -> None:
-        """Adds the position counter, which reads the new node of `start`."""
-
-    @abstractmethod
-    def past_keys(self, mask: Any, is_causal: bool) -> fx.Node:
-        """Returns the boolean mask of the tokens up to the position, (tokens, 1, 1, keys).
-
-        Args:
-            mask: mask argument of the attention, a node or None.
-            is_causal: argument of the attention.
-        Raises:
-            ConfigError: unless the attention of whole sequences is causal.
-        """
-
-    @abstractmethod
-    def cached(self, node: fx.Node, source: fx.Node, grid: AnyGrid, suffix: str) -> Codes:
-        """Returns the keys or values of an attention up to the position, from a cache.
-
-        Args:
-            node: the attention.
-            source: its keys or values.
-            grid: grid of the reader.
-            suffix: suffix of the cache's name.
-        Raises:
-            ConfigError: if they are not those of the tokens that the graph reads.
-        """
-
-    @abstractmethod
-    def table(self, node: fx.Node, grid: Grid, suffix: str) -> Codes | None:
-        """Returns the row of a constant at the position; None if it does not depend on it.
-
-        Raises:
-            ConfigError: if it depends on the length of a sequence in another way.
-        """
-
-
 class GraphLowering:
     """Builds an integer graph on demand.
 
@@ -116,7 +73,8 @@ class GraphLowering:
         grids: grids of its operands.
         options: widths inside operators.
         lower_attention: lowers an attention, which takes several steps.
-        decoder: parts of a step, if `folded` has the values of one step of a decoder.
+    Attributes:
+        whole: values on whole sequences; they differ from `folded` in a step of a decoder.
     """
 
     def __init__(
@@ -126,11 +84,9 @@ class GraphLowering:
         grids: Grids,
         options: IntegerOptions,
         lower_attention: LowerAttention,
-        decoder: PositionParts | None = None,
     ) -> None:
         self.mg, self.folded, self.grids, self.options = mg, folded, grids, options
-        self._lower_attention = lower_attention
-        self.decoder = decoder
+        self.whole, self._lower_attention = folded, lower_attention
         self.builder = GraphBuilder(mg)
         self.steps: list[Step] = []
         self._steps_by_node: dict[fx.Node, Step] = {}
@@ -141,13 +97,15 @@ class GraphLowering:
 
     def run(self) -> None:
         """Builds the whole graph, with the inputs and outputs of the old one."""
+        self.add_inputs()
+        (output,) = (node for node in self.mg.nodes if node.op == "output")
+        self.builder.again(output, self.decoded)
+
+    def add_inputs(self) -> None:
+        """Adds the inputs of the old graph."""
         for node in self.mg.nodes:
             if node.op == "placeholder":
                 self._inputs[node] = self.builder.placeholder(node)
-        if self.decoder is not None:
-            self.decoder.begin(self, self._inputs[self.decoder.start])
-        (output,) = (node for node in self.mg.nodes if node.op == "output")
-        self.builder.again(output, self.decoded)
 
     def decoded(self, node: fx.Node) -> Any:
         """Returns a node's result as real numbers, or the output structure of the model."""
@@ -186,8 +144,6 @@ class GraphLowering:
             is_causal: its argument.
             sizes: numbers of queries and of keys.
         """
-        if self.decoder is not None:
-            return self.decoder.past_keys(mask, is_causal)
         source = None
         if isinstance(mask, fx.Node):
             proven = proven_mask(self.mg, mask, self.folded)
@@ -208,19 +164,24 @@ class GraphLowering:
         return self._coded[node, grid]
 
     def cached(self, node: fx.Node, source: fx.Node, grid: AnyGrid, suffix: str) -> Codes:
-        """Returns keys or values of an attention; in a step, from a cache named by the suffix."""
-        if self.decoder is None:
-            return self.coded(source, grid)
-        return self.decoder.cached(node, source, grid, suffix)
+        """Returns all keys or values of an attention.
+
+        Args:
+            node: the attention.
+            source: its keys or values.
+            grid: grid of the reader.
+            suffix: suffix of the cache's name, if a subclass adds one.
+        """
+        return self.coded(source, grid)
+
+    def constant(self, node: fx.Node, grid: AnyGrid, suffix: str) -> Codes:
+        """Returns a value that does not depend on inputs in the codes of a reader's grid."""
+        return self.call(node, Constant.of(self.folded.values[node], grid), (), suffix)
 
     def _code(self, node: fx.Node, grid: AnyGrid) -> Codes:
         suffix = f"_to_{grid_text(grid)}"
         if node in self.folded.static:
-            if self.decoder is not None and isinstance(grid, Grid):
-                table = self.decoder.table(node, grid, suffix)
-                if table is not None:
-                    return table
-            return self.call(node, Constant.of(self.folded.values[node], grid), (), suffix)
+            return self.constant(node, grid, suffix)
         if isinstance(grid, BlockGrid):
             return self._code_blocks(node, grid, suffix)
         source = self._scaled_input(node)
@@ -243,22 +204,11 @@ class GraphLowering:
             return self._table(node, grid)
         if self.mg.operator(node).integer is IntegerNegate and grid.rounding == "nearest_even":
             return self._negated(node, grid)
-        if self._commutes(node, grid):
+        if selects_codes(self.mg, node, grid):
             return self._compute_codes(node, grid, suffix)
         if has_thresholds(self.mg, node, grid):
             return self._compare(node, grid, suffix)
         return self._round(node, grid, suffix)
-
-    def _commutes(self, node: fx.Node, grid: Grid) -> bool:
-        """Returns whether a node selects codes, so that rounding may precede it.
-
-        Zeros that it adds have to be the code 0.
-        """
-        kind = self.mg.operator(node).integer or IntegerOperator
-        if isinstance(self.mg.get_module(node), QuantizedOperator):
-            return False
-        has_zero = grid.rounding != "sign" and grid.low <= 0 <= grid.high
-        return issubclass(kind, IntegerAMax) or (issubclass(kind, IntegerResample) and has_zero)
 
     def _compute_codes(self, node: fx.Node, grid: Grid, suffix: str) -> Codes:
         """Rounds the operand of a node that selects codes, instead of its result."""
@@ -376,7 +326,7 @@ class GraphLowering:
             return self._lower_attention(self, node, module)
         row, grid = self.mg.operator(node), self._data_out(node)
         if row.integer is None or node in self.folded.static:
-            raise ConfigError(_without_format(self.mg, node))
+            raise ConfigError(explain_missing_format(self.mg, node))
         if is_lookup(self.mg, node, self.folded):
             result = self._table(node, grid if isinstance(grid, Grid) else None)
             if not isinstance(grid, BlockGrid):
@@ -488,7 +438,7 @@ class GraphLowering:
         if len(followed) != 1 or self.exact(followed[0]).proven.step.dim():
             raise ConfigError(
                 "it joins or moves values with different steps, and "
-                + _without_format(self.mg, node)
+                + explain_missing_format(self.mg, node)
             )
         exact = self.exact(followed[0]).proven
         grid = Grid(exact.scalar_step, -(2**FINE_BITS), 2**FINE_BITS)
@@ -537,21 +487,3 @@ def _naming(node: fx.Node) -> Iterator[None]:
         yield
     except ConfigError as error:
         raise ConfigError(f"node '{node.name}': {error}") from error
-
-
-def _without_format(mg: MaseGraph, node: fx.Node) -> str:
-    """Returns the reason why a value has no codes, with a suggestion."""
-    for reader in node.users:
-        row, is_float = (
-            mg.operator(reader),
-            not isinstance(mg.get_module(reader), QuantizedOperator),
-        )
-        if row.is_quantizable and is_float:
-            return (
-                f"none of its readers has a format; quantize '{reader.name}' ({row.name}) with a "
-                "format for data_in"
-            )
-    return (
-        "the graph returns it without a format; compute it by a quantized operator with a data_out "
-        "format, such as relu or add, or remove it from the model's outputs"
-    )

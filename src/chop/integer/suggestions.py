@@ -102,3 +102,18 @@ def _suggestions(mg: MaseGraph, refusal: Refusal) -> Iterator[str]:
         yield UNFORMATTED
     else:
         yield REST
+
+
+def explain_missing_format(mg: MaseGraph, node: fx.Node) -> str:
+    """Returns the reason why a value has no codes, with a suggestion."""
+    for reader in node.users:
+        row = mg.operator(reader)
+        if row.is_quantizable and not isinstance(mg.get_module(reader), QuantizedOperator):
+            return (
+                f"none of its readers has a format; quantize '{reader.name}' ({row.name}) with a "
+                "format for data_in"
+            )
+    return (
+        "the graph returns it without a format; compute it by a quantized operator with a data_out "
+        "format, such as relu or add, or remove it from the model's outputs"
+    )
