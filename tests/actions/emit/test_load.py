@@ -1,14 +1,20 @@
 """Circuits with weights that are written at run time: `--weight-memory` and `--weights-from`."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
+from chop.actions.emit import job
 from chop.actions.emit.check import check_again
 from chop.actions.emit.job import emit
+from chop.actions.emit.load import QUANTIZED, config_of_circuit, lower_again
+from chop.actions.emit.lower import lower_workload
 from chop.actions.emit.settings import EmitConfig
 from chop.errors import CheckpointError, ConfigError
+from chop.workloads.workload import Workload
 from tests.actions.emit.circuits import SETTINGS, Points, workload
 
 TOOLS = pytest.mark.tools("verilator", "iverilog", "yosys")
@@ -33,6 +39,78 @@ def test_weights_need_a_circuit_that_loads_them(tmp_path):
         emit(settings)
     with pytest.raises(CheckpointError, match="manifest"):
         emit(replace(settings, start_from=tmp_path))
+
+
+@pytest.fixture
+def circuit(monkeypatch):
+    """Settings of a loadable circuit, as its manifest has them."""
+    settings = {"weight_memory": "loadable", "formats": "6.auto", "decode": True, "fold": 0}
+    manifest = SimpleNamespace(kind="emit", state="finished", settings=settings)
+    monkeypatch.setattr("chop.actions.emit.load.runs.read_manifest", lambda folder: manifest)
+    return settings
+
+
+def test_weights_are_lowered_with_the_settings_of_the_circuit(circuit, tmp_path):
+    config = EmitConfig(start_from=tmp_path, weights_from=tmp_path / "new.pt")
+    taken = config_of_circuit(config)
+    assert {name: getattr(taken, name) for name in circuit} == circuit
+    with pytest.raises(ConfigError, match=r"formats: .* has 6.auto, got 4.auto; leave it out"):
+        config_of_circuit(replace(config, formats="4.auto"))
+
+
+@TOOLS
+def test_placing_other_weights_needs_no_folds_of_a_device(circuit, tmp_path, monkeypatch):
+    monkeypatch.setattr(job, "check_device", lambda name: None)
+    monkeypatch.setattr(job, "config_of_run", lambda config, *others: config)
+    monkeypatch.setattr(job, "run_job", lambda job, config, *others: {"config": config})
+    given = EmitConfig(start_from=tmp_path, weights_from=tmp_path / "new.pt", place=True)
+    assert emit(replace(given, out=tmp_path / "out"))["config"].device is None
+
+
+def normed(seed):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(6, 4, bias=False), nn.BatchNorm1d(4), nn.ReLU())
+    norm = model[1]
+    for x in (norm.weight, norm.bias, norm.running_mean, norm.running_var):
+        x.data = torch.rand(4) + 0.5
+    return model.eval()
+
+
+def lowered_again(model, weights, folder):
+    """The integer graph of a model's circuit with other weights, and its quantized graph."""
+    x, labels = torch.randn(60, 6), torch.arange(60) % 3
+    own = Workload.of(model, (x[:40], labels[:40]), (x[40:], labels[40:]), device="cpu")
+    settings = EmitConfig(weight_memory="loadable", **SETTINGS)
+    lower_workload(own, settings, 12).quantized.export(folder / QUANTIZED)
+    torch.save(weights, folder / "new.pt")
+    again = replace(settings, start_from=folder, weights_from=folder / "new.pt")
+    return lower_again(own, again, 12)
+
+
+def test_batch_norms_of_a_retrained_model_are_folded(tmp_path):
+    model, other = normed(0), normed(1)
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    state = lowered_again(model, other.state_dict(), tmp_path).quantized.model.state_dict()
+    linear, norm, _ = other
+    scale = norm.weight.double() / (norm.running_var.double() + norm.eps).sqrt()
+    weight, bias = state.values()
+    torch.testing.assert_close(weight.double(), linear.weight.double() * scale[:, None])
+    torch.testing.assert_close(bias.double(), norm.bias.double() - norm.running_mean * scale)
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+
+
+def test_weights_that_are_not_finite_are_refused(tmp_path):
+    weights = Points().state_dict()
+    weights["last.bias"][1] = torch.nan
+    with pytest.raises(CheckpointError, match="NaN or an infinite number in last.bias"):
+        lowered_again(Points(), weights, tmp_path)
+
+
+@TOOLS
+def test_a_circuit_without_loadable_weights_is_refused(tmp_path):
+    settings = {**SETTINGS, "formats": "mxint", "weight_memory": "loadable"}
+    with pytest.raises(ConfigError, match="weight_memory: no layer of this circuit has loadable"):
+        emit(EmitConfig(out=tmp_path / "out", **settings), workload())
 
 
 @pytest.mark.long

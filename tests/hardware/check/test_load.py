@@ -382,3 +382,51 @@ def test_axi_lite_registers_answer_as_documented(tmp_path):
     (tmp_path / "bench.sv").write_text(REGISTERS)
     files = [str(path) for path in sources(REGISTERS, RTL).values()]
     assert simulated(tmp_path, files) == "PASS"
+
+
+WAITING = """`timescale 1ns/1ns
+module bench;
+  reg clk = 0, rst_n = 0, writes = 0, valid = 0;
+  wire awready, wready, bvalid, x_ready, y_valid;
+  wire [{y_bytes}*8-1:0] y;
+  reg [{x_bytes}*8-1:0] sent [0:{n_x}-1];
+  reg [{y_bits}-1:0] expected [0:{n_y}-1];
+  integer at_x = 0, at_y = 0, resets = 0, cycle = 0;
+  always #5 clk = !clk;
+  initial begin $readmemh("sent.hex", sent); $readmemh("expected.hex", expected); end
+  top_axi_lite u_dut (
+    .aclk(clk), .aresetn(rst_n), .s_axi_awaddr(13'h0), .s_axi_awvalid(writes), .s_axi_wdata(32'h1),
+    .s_axi_wstrb(4'hf), .s_axi_wvalid(writes), .s_axi_bready(1'b1), .s_axi_bvalid(bvalid),
+    .s_axi_araddr(13'h0), .s_axi_arvalid(1'b0), .s_axi_rready(1'b1),
+    .s_axis_x_tdata(sent[at_x]), .s_axis_x_tvalid(valid), .s_axis_x_tready(x_ready),
+    .s_axis_x_tlast(1'b0), .m_axis_{y}_tdata(y), .m_axis_{y}_tvalid(y_valid),
+    .m_axis_{y}_tready(1'b1));
+  always @(negedge clk) begin
+    cycle = cycle + 1;
+    rst_n = cycle >= 4;
+    writes = cycle == 6;
+    valid = cycle >= 8 && at_x < {n_x};  // the reset by the register begins: beats wait for its end
+    if (cycle > 2000) begin $display("FAIL: %0d of {n_y} beats", at_y); $finish; end
+  end
+  always @(posedge clk) if (rst_n) begin
+    if (valid && x_ready) at_x <= at_x + 1;
+    if (y_valid) begin
+      if (y[{y_bits}-1:0] !== expected[at_y]) begin $display("FAIL: beat %0d", at_y); $finish; end
+      at_y <= at_y + 1;
+      if (at_y == {n_y} - 1) begin $display("PASS"); $finish; end
+    end
+  end
+endmodule
+"""
+
+
+def test_beats_wait_for_the_end_of_a_reset_by_the_register(tmp_path):
+    two = Two(tmp_path, "mlp", "axi-lite", "fixed")
+    two.load(0)
+    x, y = two.project.ports
+    for name, port in (("sent", x), ("expected", y)):
+        shutil.copy(tmp_path / "vectors" / f"{port.name}.hex", tmp_path / f"{name}.hex")
+    values = {"x_bytes": x.bytes, "y_bytes": y.bytes, "y_bits": y.bits, "y": y.name}
+    values |= {"n_x": SAMPLES * x.beats, "n_y": SAMPLES * y.beats}
+    (tmp_path / "bench.sv").write_text(WAITING.format(**values))
+    assert simulated(tmp_path, sorted((tmp_path / "rtl").glob("*.sv"))) == "PASS"

@@ -117,7 +117,7 @@ def emit(
         parse_format_string(config.formats)  # reject a wrong one before reading data
     if config.place:
         check_device(config.placed_on)
-        if not (config.fold or config.device):
+        if not (config.fold or config.device or config.weights_from):
             config = replace(config, device=config.placed_on)
     # Without resolving it, the folder would replace a link.
     config = replace(config, out=config.out.resolve() if config.out.is_symlink() else config.out)
@@ -257,12 +257,17 @@ def _plan(
     """Returns the circuit, and checks that it fits its device and pin constraints."""
     if config.weights_from is not None:
         assert config.start_from is not None
-        return circuit_with_weights(config.start_from, lowering.integer)
-    if folding is None:
+        design = circuit_with_weights(config.start_from, lowering.integer)
+    elif folding is None:
         design = emit_design(lowering.integer, config.fold)
     else:
         design = emit_design(lowering.integer, folding.fold, folds=folding.folds, soft=folding.soft)
-    if config.wrap != "none":
+    if config.weight_memory == "loadable" and design.load is None:
+        raise ConfigError(
+            "weight_memory: no layer of this circuit has loadable weights. Expected a linear layer "
+            "or a convolution with weights in a fixed-point format; use fixed weights."
+        )
+    if config.wrap != "none" and config.weights_from is None:
         design = with_axi_ports(design, config.wrap)
     if config.place:
         check_fits(design, config.placed_on, has_multipliers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,11 +24,14 @@ from chop.models.weights import load_weights
 from chop.nn.quantized import leaf_operators
 from chop.private.modules import own_parameters
 from chop.report.report import announce, say
-from chop.workloads.workload import Workload
+from chop.workloads.workload import Workload, raise_for_integers
 
 QUANTIZED = "quantized"
 """Checkpoint of the quantized graph in the folder of a circuit with loadable weights."""
-CIRCUIT_SETTINGS = ("fold", "device", "shrink_fifos", "wrap", "internal_bits", "weight_memory")
+CIRCUIT_SETTINGS = (
+    *("formats", "fold", "device", "shrink_fifos", "wrap"),
+    *("internal_bits", "weight_memory", "decode"),
+)
 """Settings that determine a circuit, which gets other weights."""
 FIXED_FRACTIONS = "formats with fixed fractions, such as 8.auto, keep these numbers"
 
@@ -75,16 +79,42 @@ def lower_again(workload: Workload, config: LoweringConfig, rows: int) -> Loweri
     assert isinstance(config, EmitConfig) and config.start_from and config.weights_from
     announce(workload.title, f"quantizing the weights of {config.weights_from}")
     quantized = MaseGraph.from_checkpoint(config.start_from / QUANTIZED)
-    load_weights(quantized.model, config.weights_from)
+    _load(quantized, workload, config.weights_from)
     clipped = list(_clipped(quantized))
     if clipped:
         say(
             f"Clipped to the range of the circuit's formats: {enumerate_names(clipped, 4)}. Keep "
             "weights within this range in training."
         )
-    settings = {"internal_bits": config.internal_bits, "weights": config.weight_memory}
+    settings = {
+        "internal_bits": config.internal_bits,
+        "decode": config.decode,
+        "weights": config.weight_memory,
+    }
     label = f"the formats of {config.start_from}"
     return lower_and_compare(quantized, label, workload, rows, settings)
+
+
+def _load(quantized: MaseGraph, workload: Workload, path: Path) -> None:
+    """Loads the weights in a file into a quantized graph, with the batch norms in the file folded.
+
+    Raises:
+        CheckpointError: if the file does not fit the model, or has NaN or an infinite number.
+    """
+    model = deepcopy(workload.model)
+    if model.state_dict().keys() == quantized.model.state_dict().keys():
+        load_weights(quantized.model, path)
+    else:
+        load_weights(model, path)
+        folded = raise_for_integers(replace(workload, model=model))
+        quantized.model.load_state_dict(folded.model.state_dict())
+    parameters = quantized.model.named_parameters()
+    wrong = [name for name, x in parameters if not bool(x.isfinite().all())]
+    if wrong:
+        raise CheckpointError(
+            f"'{path}' has NaN or an infinite number in {enumerate_names(wrong, 4)}: expected "
+            "finite weights."
+        )
 
 
 def _clipped(mg: MaseGraph) -> Iterator[str]:

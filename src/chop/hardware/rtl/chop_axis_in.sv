@@ -2,6 +2,7 @@
 //
 // Input:   tdata of whole bytes. The codes are in its lowest BITS bits, and the padding is ignored.
 // Output:  the same beats, whatever tlast is.
+// Reset:   tready is low, so that a beat that waits during a reset by a register is not lost.
 // Error:   error_o rises after a beat whose tlast differs from the end of a sample (BEATS beats,
 //          counted from the reset). It stays high until the reset.
 // Timing:  combinational.
@@ -23,9 +24,9 @@ module chop_axis_in #(
   logic last, moves, unused;
 
   assign data_o   = tdata_i[BITS-1:0];
-  assign valid_o  = tvalid_i;
-  assign tready_o = ready_i;
-  assign moves    = tvalid_i && ready_i;
+  assign valid_o  = tvalid_i && rst_ni;
+  assign tready_o = ready_i && rst_ni;
+  assign moves    = tvalid_i && tready_o;
   assign unused   = &{1'b0, tdata_i};  // the padding
 
   chop_axis_beats #(.BEATS(BEATS)) u_beats (
