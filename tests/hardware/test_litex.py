@@ -20,7 +20,7 @@ from chop.hardware.check.emitted import write_circuit
 from chop.hardware.check.project import describe_project
 from chop.hardware.check.vectors import get_codes
 from chop.hardware.costs.board import write_board
-from chop.hardware.design.axis import with_axi_stream
+from chop.hardware.design.axis import with_axi_ports
 from chop.hardware.design.emit import emit
 from chop.integer.golden import GOLDEN, golden_values
 
@@ -91,7 +91,7 @@ def test_several_ports_with_orders_of_their_own(tmp_path):
         mg, {"by": "type", **dict.fromkeys(kinds, FORMAT)}
     )
     integer, _ = passes.lower_to_integer_transform_pass(quantized, {"batches": [batch]})
-    design = with_axi_stream(emit(integer, 12))
+    design = with_axi_ports(emit(integer, 12), "axi-stream")
     project = describe_project(design)
     codes = get_codes(project, golden_values(integer, batch))
     write_circuit(design, codes, tmp_path)
