@@ -83,6 +83,36 @@ def test_operands_that_need_preparation_are_left_to_the_operator(taken):
     assert torch.equal(twin.bias.grad, torch.full((OUTPUTS,), 2.0)) and len(taken) == 3
 
 
+@pytest.mark.parametrize("name", ["bias", "weight_scales"])
+def test_operands_without_values_give_results_without_values(name, taken):
+    """The loops would read from address 0."""
+    twin = layer()
+    moved = getattr(twin, name).detach().to("meta")
+    if name == "bias":
+        twin.bias = nn.Parameter(moved, requires_grad=False)
+    else:
+        twin.register_buffer(name, moved)
+    for x in (torch.randn(1, COLUMNS), torch.randn(COLUMNS, 2).t()):
+        with torch.no_grad():
+            assert twin(x).is_meta
+    assert taken.count(True) == 0
+
+
+class Logged(torch.Tensor):
+    """Tensor whose operators see each call."""
+
+
+def test_a_bias_that_differs_from_its_memory_is_added_as_it_is(taken):
+    twin, x = layer(), torch.randn(1, COLUMNS)
+    with torch.no_grad():
+        expected = layer(bias=False)(x) - 1
+        twin._parameters["bias"] = torch._neg_view(torch.ones(OUTPUTS))
+        torch.testing.assert_close(twin(x), expected)
+        twin._parameters["bias"] = torch.full((OUTPUTS,), -1.0).as_subclass(Logged)
+        assert type(twin(x)) is Logged
+    assert taken == [True]
+
+
 def test_a_wrong_shape_is_an_error():
     with pytest.raises(RuntimeError, match=r"shapes|size|expected"), torch.no_grad():
         layer()(torch.randn(1, COLUMNS - 1))

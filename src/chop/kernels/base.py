@@ -140,6 +140,15 @@ def is_followed(x: Tensor) -> bool:
     )
 
 
+def is_bias_followed(bias: Tensor | None) -> bool:
+    """Returns True if autograd or a subclass must see the bias, or its memory has the other sign."""
+    return bias is not None and (
+        type(bias) not in (Tensor, torch.nn.Parameter)
+        or (bias.requires_grad and torch.is_grad_enabled())
+        or bias.is_neg()
+    )
+
+
 def _rounded(
     x: Tensor, number_format: NumberFormat, out: Tensor, scales: Tensor | None = None
 ) -> Tensor:

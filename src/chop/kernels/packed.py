@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from chop.formats import from_key
-from chop.kernels.base import is_followed
+from chop.kernels.base import is_bias_followed, is_followed
 from chop.kernels.codes import Packed
 from chop.kernels.cpu import packed as cpu
 from chop.kernels.cpu.build import is_ready
@@ -126,10 +126,8 @@ def packed_linear_directly(
         bias: (outputs,) or None.
     """
     if type(codes) is Tensor and x.is_cpu and codes.is_cpu and not is_followed(x):
-        # `is_followed` checks `x` only, but the bias may need a gradient as well.
-        is_learned = bias is not None and bias.requires_grad and torch.is_grad_enabled()
         packed = Packed(codes, scales, tensor_scale, shape, key)
-        result = None if is_learned else cpu.linear(x, x_key, packed, bias)
+        result = None if is_bias_followed(bias) else cpu.linear(x, x_key, packed, bias)
         if result is not None:
             return result
     y: Tensor = torch.ops.chop.packed_linear(
@@ -209,7 +207,8 @@ def _decoded_shape(
     key: str,
     dtype: torch.dtype,
 ) -> Tensor:
-    return codes.new_empty(known_shape(codes, shape, key), dtype=dtype)
+    device = _result_device(codes, scales, tensor_scale)
+    return codes.new_empty(known_shape(codes, shape, key), dtype=dtype, device=device)
 
 
 def _product_shape(x: Tensor, x_key: str, *packed: Any) -> Tensor:
@@ -219,7 +218,13 @@ def _product_shape(x: Tensor, x_key: str, *packed: Any) -> Tensor:
         x.ndim > 0 and x.shape[-1] == shape[1],
         lambda: f"expected x (..., {shape[1]}), got {tuple(x.shape)}.",
     )
-    return x.new_empty((*x.shape[:-1], shape[0]))
+    return x.new_empty((*x.shape[:-1], shape[0]), device=_result_device(x, *packed))
+
+
+def _result_device(first: Tensor, *others: Any) -> torch.device:
+    """Returns the meta device if one operand is there, so that results without values show it."""
+    devices = [x.device for x in (first, *others) if isinstance(x, Tensor)]
+    return next((device for device in devices if device.type == "meta"), devices[0])
 
 
 torch.library.register_fake("chop::decode", _decoded_shape, lib=OPERATORS)

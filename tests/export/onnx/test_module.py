@@ -143,6 +143,16 @@ def test_guards_are_checked_once_for_each_combination_of_shapes(graph, monkeypat
     assert names == [["shift", "x"], ["x", "shift"]]
 
 
+@torch.no_grad()
+def test_remembered_calls_are_not_pickled(graph):
+    class Local(torch.Tensor):
+        """Class that pickles cannot name."""
+
+    model, shift = in_onnxruntime(graph), torch.ones(16)
+    expected = model(X.as_subclass(Local), shift).hidden
+    assert torch.equal(pickle.loads(pickle.dumps(model))(X, shift).hidden, expected)
+
+
 GRAPHS = {
     "inputs in a format of no engine": (
         "ONNX lacks",

@@ -144,7 +144,7 @@ class OnnxRuntimeModule(nn.Module):
             ) from error
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_run": None, "_rebuild": None}
+        return {**self.__dict__, "_admitted": {}, "_run": None, "_rebuild": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         rebuild = rebuilder(state["_structure"])

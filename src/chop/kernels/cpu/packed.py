@@ -113,7 +113,7 @@ def few_rows(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor | None:
     outputs, columns = packed.shape
     if x.ndim == 0 or x.size(-1) != columns or not 0 < x.numel() <= most * columns:
         return None
-    if bias is not None and not (bias.dtype == torch.float32 and bias.shape == (outputs,)):
+    if bias is not None and not (bias.dtype == torch.float32 and _fit(x, packed.shape, bias)):
         return None
     is_contiguous = x.is_contiguous() and (bias is None or bias.is_contiguous())
     return _by_codes(reader, x, packed, bias) if is_contiguous and reader.takes(packed) else None
@@ -253,11 +253,11 @@ def _has_row_factors(reader: Reader) -> bool:
 
 
 def _fit(x: Tensor, shape: Sequence[int], bias: Tensor | None) -> bool:
-    """Returns True if the loops support the shapes and dtypes."""
+    """Returns True if the loops support the shapes, dtypes and the device of the bias."""
     outputs, columns = shape
     if x.ndim == 0 or x.size(-1) != columns or x.dtype not in SINGLE:
         return False
-    return (bias is None or bias.shape == (outputs,)) and x.numel() > 0
+    return (bias is None or (bias.is_cpu and bias.shape == (outputs,))) and x.numel() > 0
 
 
 def _rows(x: Tensor) -> Tensor:

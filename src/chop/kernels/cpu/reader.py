@@ -51,7 +51,7 @@ class Reader:
     size_bytes: tuple[int, int]
 
     def takes(self, packed: Packed) -> bool:
-        """Returns True if codes and scales have the expected size, which the loops do not check."""
+        """Returns True if codes and scales are on the CPU and as large as the loops expect."""
         code_bytes, scale_bytes = self.size_bytes
         return _holds(packed.codes, code_bytes) and (
             not scale_bytes or _holds(packed.scales, scale_bytes)
@@ -64,7 +64,9 @@ class Reader:
 
 
 def _holds(part: Tensor | None, size_bytes: int) -> bool:
-    return part is not None and part.is_contiguous() and part.nbytes == size_bytes
+    return (
+        part is not None and part.is_cpu and part.is_contiguous() and part.nbytes == size_bytes
+    )
 
 
 def find_reader(packed: Packed) -> Reader | None:

@@ -14,7 +14,7 @@ from chop.captured.layers.expert_linear import apply_by_expert, is_traced
 from chop.errors import ConfigError
 from chop.formats import Encoded, Float, NumberFormat, from_key
 from chop.kernels import packed_linear_directly
-from chop.kernels.base import is_followed
+from chop.kernels.base import is_bias_followed, is_followed
 from chop.kernels.codes import Packed
 from chop.kernels.cpu.int8 import Product, prepared_product, takes_as_codes
 from chop.kernels.cpu.packed import few_rows
@@ -80,10 +80,9 @@ class PackedLinear(PackedOperator, q.QuantLinear):  # type: ignore[misc, overrid
         if self.packed_exact or self.packed_dtype != input.dtype or "bias" in self.packed_shapes:
             return None
         bias, codes = self._parameters.get("bias"), buffers["weight_codes"]
-        if bias is not None and not spec.bias.is_identity:
+        if is_bias_followed(bias) or not (bias is None or spec.bias.is_identity):
             return None
-        is_learned = self.training or (bias is not None and bias.requires_grad)
-        if (is_learned and torch.is_grad_enabled()) or torch.is_autocast_enabled("cpu"):
+        if (self.training and torch.is_grad_enabled()) or torch.is_autocast_enabled("cpu"):
             return None
         if type(codes) is not Tensor or not (codes.is_cpu and input.is_cpu):
             return None
