@@ -67,6 +67,12 @@ def graph():
         (lambda: fit(nn.Sequential(nn.ReLU()), (X, Y)), "the model has no parameters"),
         (lambda: Search(SPACE, lambda c: 1, Goal("x")), "measure: expected a function of a"),
         (lambda: Search(SPACE, 3, Goal("x")), "measure: expected a function, got 3"),
+        (lambda: graph().fit({"foo": X}), "the graph has no input 'foo': choose from: input"),
+        (lambda: graph().export("folder/"), "'folder/': expected a path with a file name"),
+        (
+            lambda: chop.quantize(net(), data=((X, X), (Y, Y))),
+            r"labels: expected the same shape in every row, got \(40, 8\) and \(40,\)",
+        ),
         (lambda: graph().diff(net()), "mg.diff: expected a MaseGraph, got Sequential"),
         (
             lambda: chop.compress(net(), (X, Y), (X[:, :5], Y), **SMALL, out="o"),
@@ -132,3 +138,17 @@ def test_a_loss_that_is_nan_is_reported_once(caplog):
 def test_columns_that_no_input_takes_are_reported(caplog):
     chop.quantize(net(), data={"input": X, "other": X})
     assert "No input has the name of the columns 'other'. They are not used." in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("fraction", "share"), [(99, "0% of the weights become zero and 100%"), (-99, "100% of")]
+)
+def test_a_fraction_that_loses_all_weights_is_reported(fraction, share):
+    with pytest.warns(UserWarning, match=f"2 of 2 layers lose their weights.*{share}"):
+        chop.quantize(net(), f"8.{fraction}", data=X)
+
+
+@pytest.mark.parametrize("format", ["8.4", "8.9", "8.auto", "mxint:width=4"])
+def test_a_fraction_that_clips_some_weights_is_not_reported(format, recwarn):
+    chop.quantize(net(), format, data=X)
+    assert not any("lose their weights" in str(each.message) for each in recwarn)

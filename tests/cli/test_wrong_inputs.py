@@ -89,6 +89,7 @@ def place(tmp_path_factory):
     table(folder / "rows.csv", [(i, i % 3, i % 5, i % 2) for i in range(60)])
     table(folder / "ones.csv", [(i, i % 3, i % 5, 1) for i in range(60)])
     table(folder / "large.csv", [(f"{i + 1}e300", 1, 2, i % 2) for i in range(60)])
+    (folder / "wide.csv").write_bytes("a,b,c,label\n1,2,3,0\n".encode("utf-16-le"))
     (folder / "list.json").write_text("[1, 2, 3]")
     (folder / "nested.json").write_text(
         json.dumps([{"a": {"b": i}, "label": i % 2} for i in RANGE])
@@ -171,6 +172,7 @@ def test_half_a_checkpoint_is_named_by_its_missing_file(message, missing, name, 
             compress("net.py:Net", "large.csv"),
             "data: 60 of 60 rows have infinite numbers, in float32 with a maximum of 3.4e38",
         ),
+        (compress("net.py:Net", "wide.csv"), "file 'wide.csv': line 1 has NUL bytes, so that it is"),
         (compress("net.py:Net", "list.json"), "data set 'list.json' has no column 'labels' or"),
         (compress("net.py:Nothing", "rows.csv"), "'net.py:Nothing' returns only NaN for rows of"),
         (compress("net.py:Silent", "rows.csv"), "'net.py:Silent': Silent has no forward"),

@@ -388,6 +388,18 @@ def test_results_of_something_else_are_named_before_they_are_replaced(
     assert message is None or re.search(message, warned[0])
 
 
+@pytest.mark.parametrize("setting", ["model", "start_from", "compressed", "reference"])
+def test_a_job_does_not_replace_the_manifest_of_the_run_that_it_reads(setting, tmp_path):
+    with runs.start("compress", MLP, tmp_path):
+        pass
+    with (
+        pytest.raises(ConfigError, match="chop export reads the run of chop compress in this"),
+        runs.start("export", {setting: str(tmp_path / "." / "")}, tmp_path),
+    ):
+        pass
+    assert read_manifest(tmp_path).kind == "compress"
+
+
 @pytest.mark.parametrize("name", ["loop", "loop/points.jsonl", "a\0b", "../../x"])
 def test_a_run_starts_where_the_earlier_manifest_names_no_file_of_the_folder(tmp_path, name):
     with runs.start("study", {}, tmp_path):

@@ -30,6 +30,8 @@ from chop.nn.quantized import QuantizedOperator
 from chop.quantization.described import add_summary, captured_inputs
 from chop.quantization.float_calls import leave_calls_of_forwards
 from chop.quantization.named_operators import check_operators, present_operators, weighted_operators
+from chop.quantization.operators import follows_data
+from chop.quantization.summary import warn_about_lost_weights
 from chop.train import Metric, Rows, Task
 from chop.train.calibration import calibrated, example_inputs
 from chop.train.distillation.settings import Distillation
@@ -107,6 +109,8 @@ def quantize(
     spec = QuantSpec(weight=number_format) if weights_only else QuantSpec.uniform(number_format)
     rules = {name: {"config": spec} for name in present_operators(mg, names)}
     mg, _ = passes.quantize_transform_pass(mg, {"by": "type", **rules})
+    if not follows_data(spec, "weight"):
+        warn_about_lost_weights(mg)
     if operators is None:
         leave_calls_of_forwards(mg, "chop.quantize")
     mg = mg if rows is None else calibrated(mg, rows, calibration_rows)

@@ -58,6 +58,10 @@ SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas"}
 """Unsupported column separators by their names."""
 WRONG_COLUMNS = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
 """The pandas message about a line with a wrong number of columns."""
+TEXT_SAMPLE = 2**20
+"""Number of bytes at the start of a text file that are checked for NUL bytes."""
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+"""Byte order marks, which the decoder's own message is about."""
 NO_ROWS = re.compile(r'Instruction "(\w+)" corresponds to no data')
 """The message of `datasets` about a split without rows."""
 
@@ -80,6 +84,8 @@ def read_file(path: Path) -> DatasetDict:
         )
     settings = {"sep": "\t"} if suffix == ".tsv" else {}
     what = f"file '{path}'"
+    if kind != "parquet" and path.suffix.lower() not in COMPRESSED:
+        _check_is_text(path)
 
     def problem(error: BaseException) -> str:
         return f"cannot be read as {kind}: {_reason(error)}"
@@ -268,6 +274,18 @@ def _glob_free_path(folder: Path) -> str:
             "it, or pass a file inside it."
         )
     return path
+
+
+def _check_is_text(path: Path) -> None:
+    """Raises ConfigError if a file has NUL bytes, as UTF-16 and binary files do."""
+    with library_errors(path, error=ConfigError), path.open("rb") as file:
+        start = file.read(TEXT_SAMPLE)
+    if b"\0" in start and not start.startswith(UTF_16):
+        line = start[: start.index(b"\0")].count(b"\n") + 1
+        raise ConfigError(
+            f"file '{path}': line {line} has NUL bytes, so that it is not UTF-8 text; save it as "
+            "UTF-8 (in a spreadsheet, 'CSV UTF-8')."
+        )
 
 
 def _checked(splits: DatasetDict, what: str) -> DatasetDict:

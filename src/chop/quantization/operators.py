@@ -79,14 +79,14 @@ def _hand_masks(node: fx.Node, twin: QuantCall, ahead: MasksAhead) -> None:
         mask, reader = ahead.whole_reader(node)
         reason = f"that '{reader}' reads unmasked"
         way_out = f"let '{reader}' read masked scores, or choose a format without scales"
-    if mask is not None and any(_follows_data(twin.spec, name) for name, _ in twin.spec.items()):
+    if mask is not None and any(follows_data(twin.spec, name) for name, _ in twin.spec.items()):
         warn_once(
             f"quantize: '{node.name}' computes scores that '{mask.name}' hides later and {reason}, "
             f"so that hidden scores count in its scales; {way_out}."
         )
 
 
-def _follows_data(spec: QuantSpec, operand: str) -> bool:
+def follows_data(spec: QuantSpec, operand: str) -> bool:
     """Returns true if the step size of an operand depends on the rounded numbers."""
     number_format = spec.number_format(operand)
     if number_format.is_identity:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, fx
 
+from chop.base.notices import warn_each_time
 from chop.formats import Integer, NumberFormat, QuantSpec, format_string
 from chop.ir.annotate import operand_formats
 from chop.ir.graph import MaseGraph, node_metadata
@@ -15,6 +16,8 @@ from chop.nn.packed.encoding import parts_of_rows
 from chop.nn.quantized import QuantizedOperator
 
 LARGE_SHARE = 0.5
+LOST_SHARE = 0.99
+"""Share of a layer's weights beyond which its format is a mistake."""
 PART = 2**18
 """Number of weight elements compared at once, which needs about ten copies."""
 
@@ -167,6 +170,21 @@ def poor_fit(mg: MaseGraph, layers: Sequence[LayerRow]) -> str | None:
         f"{worst.share_rounded_to_zero:.0%} of the weights become zero and "
         f"{worst.share_saturated:.0%} are clipped. Try {way_out}."
     )
+
+
+def warn_about_lost_weights(mg: MaseGraph) -> None:
+    """Warns of layers of which a format represents almost no weight, as an integer of 8.99."""
+    rows = layer_rows(mg)
+    lost = [x for x in rows if x.share_rounded_to_zero + x.share_saturated > LOST_SHARE]
+    if lost:
+        unit = "layer" if len(rows) == 1 else "layers"
+        warn_each_time(
+            f"{len(lost)} of {len(rows)} {unit} lose their weights. In '{lost[0].layer}' "
+            f"({lost[0].format}) {lost[0].share_rounded_to_zero:.0%} of the weights become zero "
+            f"and {lost[0].share_saturated:.0%} are clipped. Try a format with a derived scale, "
+            "such as '8.auto'.",
+            UserWarning,
+        )
 
 
 def _derives_another(mg: MaseGraph, layer: str) -> bool:

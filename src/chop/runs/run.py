@@ -23,7 +23,7 @@ from chop.base.files.temporary import remove_orphans
 from chop.base.installed import __version__
 from chop.base.notices import warn_each_time
 from chop.base.plugins import names_in_use, plugins_in_use
-from chop.errors import CheckpointError, WriteError
+from chop.errors import CheckpointError, ConfigError, WriteError
 from chop.runs.environment import now, read_environment
 from chop.runs.manifest import MANIFEST, Artifact, Manifest, read_manifest, write_manifest
 from chop.runs.outcome import Outcome
@@ -33,6 +33,8 @@ from chop.runs.serialization import as_json, without_secrets
 APART = "Use a separate --out for each run."
 IDENTITY = ("model", "dataset")
 """Settings that identify the subject of the results."""
+SOURCES = ("model", "start_from", "weights_from", "compressed", "reference")
+"""Settings that can name the folder of another run."""
 
 
 class Run:
@@ -167,6 +169,7 @@ def start(kind: str, settings: Any, folder: str | Path) -> Iterator[Run]:
     Yields: the run, whose `rows` become the manifest's.
     Warns: if the results in the folder are from another job, model or data set.
     Raises:
+        ConfigError: if the job reads the run of another job in the same folder.
         WriteError: if the folder is not writable.
 
     Example:
@@ -196,6 +199,7 @@ def start(kind: str, settings: Any, folder: str | Path) -> Iterator[Run]:
         started=now(),
         last_finished=last_finished,
     )
+    _check_is_not_read(folder, manifest)
     _warn_about_other_results(folder, manifest)
     manifest = write_manifest(folder / MANIFEST, manifest)
     with recording_writes() as written:
@@ -225,6 +229,19 @@ def _warn_about_a_running_one(folder: Path) -> None:
                 f"last replaces the results of the other. {APART}",
                 UserWarning,
             )
+
+
+def _check_is_not_read(folder: Path, manifest: Manifest) -> None:
+    """Raises ConfigError if a job would replace the manifest of the run that it reads."""
+    held = manifest.last_finished
+    sources = {manifest.settings.get(name) for name in SOURCES} - {None}
+    if held is None or held.kind == manifest.kind:
+        return
+    if folder.resolve() in {Path(str(source)).expanduser().resolve() for source in sources}:
+        raise ConfigError(
+            f"--out {folder}: chop {manifest.kind} reads the run of chop {held.kind} in this "
+            "folder, and would replace its manifest; use another folder."
+        )
 
 
 def _warn_about_other_results(folder: Path, manifest: Manifest) -> None:

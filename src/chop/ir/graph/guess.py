@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,10 +123,7 @@ class ProvisionalCapture:
 
     def _explain_mismatch(self, made: CapturedModule, given: Mapping[str, Any]) -> str | None:
         names = list(made.record.example_inputs)
-        known = {*names, *made.record.ignored_inputs}
-        for name in given:
-            if name not in known:
-                raise GraphError(f"the graph has no input '{name}': {did_you_mean(name, known)}")
+        check_names(made, given)
         if self.names is None and set(given) != set(names):
             return f"it has {', '.join(given)}, the graph takes {', '.join(names)}"
         for name in names:
@@ -135,6 +132,15 @@ class ProvisionalCapture:
             if name in given and expected != actual:
                 return f"{name} has {actual}, the graph was captured for {expected}"
         return explain_mismatch(made, given)
+
+
+def check_names(model: CapturedModule, given: Iterable[str]) -> None:
+    """Raises GraphError if an example has a name that is not an input of the graph."""
+    record = model.record
+    known = {*record.example_inputs, *record.optional_inputs, *record.ignored_inputs}
+    for name in given:
+        if name not in known:
+            raise GraphError(f"the graph has no input '{name}': {did_you_mean(name, known)}")
 
 
 def explain_mismatch(model: CapturedModule, given: Mapping[str, Any]) -> str | None:

@@ -18,7 +18,7 @@ from chop.captured.wrappers import check_has_python, check_is_module, unwrapped
 from chop.config import convert
 from chop.errors import ConfigError, GraphError, did_you_mean
 from chop.ir.difference import difference_lines
-from chop.ir.graph.guess import ProvisionalCapture, explain_mismatch
+from chop.ir.graph.guess import ProvisionalCapture, check_names, explain_mismatch
 from chop.ir.metadata import Provenance, attach
 from chop.ir.nodes import get_node_by_name
 from chop.ir.ops import OPS, Operator, get_node_row, module_of_node
@@ -125,6 +125,7 @@ class MaseGraph:
         check_example(dummy_in, "dummy_in")
         given = {name: value for name, value in dummy_in.items() if value is not None}
         if self._guess is None:
+            check_names(self._model, given)
             reason = explain_mismatch(self._model, given)
             if reason is not None:
                 guessed = " from guessed inputs" if self._model.record.guessed else ""
@@ -406,7 +407,8 @@ class MaseGraph:
         """Writes a checkpoint, `fname.pt` and `fname.mz`; see `chop.ir.storage.checkpoint`."""
         from chop.ir.storage.checkpoint import export
 
-        fname = convert(fname, Path, "MaseGraph.export")
+        if not isinstance(fname, str):
+            fname = convert(fname, Path, "MaseGraph.export")
         export(self.model, self.provenance, fname, save_format)
 
     @classmethod

@@ -21,6 +21,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
+import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -278,7 +279,7 @@ def _paths(name: str | Path) -> tuple[Path, Path]:
     path = Path(name).expanduser()
     if path.suffix in SUFFIXES:
         path = path.with_suffix("")
-    if not path.name:
+    if not path.name or str(name).endswith(("/", os.sep)):
         raise CheckpointError(f"'{name}': expected a path with a file name, such as runs/small.")
     tensor_path, graph_path = (path.with_name(path.name + suffix) for suffix in SUFFIXES)
     return tensor_path, graph_path
