@@ -10,10 +10,11 @@ from torch import nn
 from chop.actions.emit import job
 from chop.actions.emit.check import check_again
 from chop.actions.emit.job import emit
-from chop.actions.emit.load import QUANTIZED, config_of_circuit, lower_again
+from chop.actions.emit.load import QUANTIZED, _differences, config_of_circuit, lower_again
 from chop.actions.emit.lower import lower_workload
 from chop.actions.emit.settings import EmitConfig
 from chop.errors import CheckpointError, ConfigError
+from chop.hardware.design.emit import emit as emit_design
 from chop.workloads.workload import Workload
 from tests.actions.emit.circuits import SETTINGS, Points, workload
 
@@ -56,6 +57,9 @@ def test_weights_are_lowered_with_the_settings_of_the_circuit(circuit, tmp_path)
     assert {name: getattr(taken, name) for name in circuit} == circuit
     with pytest.raises(ConfigError, match=r"formats: .* has 6.auto, got 4.auto; leave it out"):
         config_of_circuit(replace(config, formats="4.auto"))
+    circuit["fold"] = 12
+    with pytest.raises(ConfigError, match=r"device: .* has None, got ecp5-25; leave it out"):
+        config_of_circuit(replace(config, device="ecp5-25"))
 
 
 @TOOLS
@@ -111,6 +115,23 @@ def test_a_circuit_without_loadable_weights_is_refused(tmp_path):
     settings = {**SETTINGS, "formats": "mxint", "weight_memory": "loadable"}
     with pytest.raises(ConfigError, match="weight_memory: no layer of this circuit has loadable"):
         emit(EmitConfig(out=tmp_path / "out", **settings), workload())
+
+
+class Shifted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.shift = nn.Linear(6, 4), nn.Parameter(torch.tensor([1.0, -3.0, 2.0, 0.5]))
+
+    def forward(self, x):
+        return self.first(x) + self.shift
+
+
+def test_the_numbers_of_a_constant_are_named_before_their_bits(tmp_path):
+    model = Shifted()
+    own = model.state_dict()
+    weights = own, {**own, "shift": own["shift"] / 4}
+    designs = [emit_design(lowered_again(model, each, tmp_path).integer, 12) for each in weights]
+    assert "has a fixed memory, FILE, whose contents differ" in next(_differences(*designs))
 
 
 @pytest.mark.long

@@ -33,7 +33,6 @@ CIRCUIT_SETTINGS = (
     *("internal_bits", "weight_memory", "decode"),
 )
 """Settings that determine a circuit, which gets other weights."""
-FIXED_FRACTIONS = "formats with fixed fractions, such as 8.auto, keep these numbers"
 
 
 def config_of_circuit(config: EmitConfig) -> EmitConfig:
@@ -57,13 +56,13 @@ def config_of_circuit(config: EmitConfig) -> EmitConfig:
             f"weights_from: the weights of '{folder}' are fixed. Emit it with --weight-memory "
             "loadable."
         )
-    usual = EmitConfig()
-    for name in CIRCUIT_SETTINGS:
-        given, own = getattr(config, name), manifest.settings.get(name, getattr(usual, name))
-        if given not in (own, getattr(usual, name)):
-            raise ConfigError(f"{name}: '{folder}' has {own}, got {given}; leave it out.")
-        config = replace(config, **{name: own})
-    return config
+    usual = {name: getattr(EmitConfig(), name) for name in CIRCUIT_SETTINGS}
+    own = {name: manifest.settings.get(name, value) for name, value in usual.items()}
+    for name, value in own.items():
+        given = getattr(config, name)
+        if given not in (value, usual[name]):
+            raise ConfigError(f"{name}: '{folder}' has {value}, got {given}; leave it out.")
+    return replace(config, **own)
 
 
 def lower_again(workload: Workload, config: LoweringConfig, rows: int) -> Lowering:
@@ -154,7 +153,8 @@ def circuit_with_weights(folder: Path, integer: MaseGraph) -> Design:
     if difference:
         raise ConfigError(
             f"weights_from: the circuit '{folder}' cannot take these weights: {difference}. Emit a "
-            f"circuit for this model; {FIXED_FRACTIONS}."
+            "circuit for this model, or train without changing these numbers. Formats with fixed "
+            "fractions, such as 8.auto, keep all scales."
         )
     return other
 
@@ -178,10 +178,10 @@ def _component_differences(own: Instance, other: Instance) -> Iterator[str]:
     if kinds[0] != kinds[1]:
         yield f"{where} is a {own.module}, and the model needs a {other.module}"
         return
-    for name, value in own.plan.parameters.items():
-        if (wanted := other.plan.parameters.get(name)) != value:
-            yield f"{where} has {name} = {value}, and the model needs {wanted}"
     for name, memory in own.plan.memories.items():
         given = other.plan.memories.get(name)
         if not memory.is_loadable and given != memory:
             yield f"{where} has a fixed memory, {name}, whose contents differ"
+    for name, value in own.plan.parameters.items():
+        if (wanted := other.plan.parameters.get(name)) != value:
+            yield f"{where} has {name} = {value}, and the model needs {wanted}"
