@@ -21,7 +21,7 @@ BOUNDS = {
     "lines that are not blank": 133_000,
     "functions per 1,000 lines of logic": 108,
     "public functions and classes": 3_635,
-    "lines of the longest file": 491,
+    "lines of the longest file": 496,
 }
 SLACK = 0.02
 """Share of a bound by which a figure may lie below it."""

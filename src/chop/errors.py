@@ -57,7 +57,8 @@ def options_in_messages(is_command: bool) -> Iterator[None]:
 def in_callers_words(text: str) -> str:
     """Returns a message with settings as the caller writes them: options, or keyword arguments.
 
-    >>> in_callers_words("use --max-drop 0.1; or run chop compress again with --keep-best")
+    >>> with options_in_messages(False):
+    ...     in_callers_words("use --max-drop 0.1; or run chop compress again with --keep-best")
     'use max_drop 0.1; or run chop compress again with --keep-best'
     """
     if _names_options:

@@ -166,7 +166,10 @@ def test_a_processor_s_configuration_tells(tmp_path, config):
         ({"image_size": (2, 3, 4)}, "image_size: got .* the height and the width"),
         ({"image_size": (0,)}, "image_size"),
         ({"channels": 2}, "channels: got 2, expected 1"),
-        ({"model": "vit", "dataset": None, "pixel_mean": (0.1,)}, "pixel_mean: built-in model"),
+        (
+            {"model": "vit", "dataset": None, "pixel_mean": (0.1,)},
+            "pixel_mean: leave it out, since",
+        ),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(config, settings, message):

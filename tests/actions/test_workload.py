@@ -392,7 +392,9 @@ def test_the_built_in_decoder_is_a_language_model(tmp_path, monkeypatch):
     workload = load_workload(WorkloadConfig(task="causal-lm", **settings))
     assert workload.task.name == "causal-lm" and len(workload.test) == 8
     assert evaluate(workload.model, workload.test, task=workload.task) > 50
-    with pytest.raises(ConfigError, match="task: built-in model 'gpt-tiny' has its own data"):
+    with pytest.raises(
+        ConfigError, match="task: leave it out, since built-in model 'gpt-tiny' has"
+    ):
         load_workload(WorkloadConfig(task="classification", **settings))
 
 
@@ -418,7 +420,10 @@ def test_words_with_a_label_each(tmp_path):
     [
         ({"task": "regresion"}, "did you mean 'regression'"),
         ({"task": "regression", "metric": "f1"}, "unknown metric 'f1'"),
-        ({"label_column": "mood"}, "label_column: built-in model 'mlp' has its own data"),
+        (
+            {"label_column": "mood"},
+            "label_column: leave it out, since built-in model 'mlp'",
+        ),
     ],
 )
 def test_settings_of_tasks_are_checked(settings, message):

@@ -64,7 +64,10 @@ def test_negative_dimensions_are_counted_from_the_front():
         ([], "expected an object with format 'chop sharding plan'"),
         ({"format": "other"}, "expected an object with format"),
         ({"mesh": [2], "version": 9}, "expected version 1, got 9"),
-        ({"mesh": [2], "paramters": {}}, "key 'paramters' does not exist; .*'parameters'"),
+        (
+            {"mesh": [2], "paramters": {}},
+            "'paramters' does not exist: did you mean 'parameters'",
+        ),
         ({}, "mesh: expected the processes per axis"),
         ({"mesh": []}, "mesh: expected the processes per axis"),
         ({"mesh": [0]}, "mesh: expected the processes per axis"),

@@ -80,7 +80,7 @@ def test_inputs_are_rows_of_tables_or_masks():
         "token_type_ids": (0, 1),
     }
     (tables,) = (n for n in mg.nodes if n.name == "bert_embeddings_word_embeddings")
-    with pytest.raises(ConfigError, match="integers read by embeddings or attention masks"):
+    with pytest.raises(ConfigError, match="read by embeddings, attention masks or position"):
         index_edge(mg, tables)
 
 

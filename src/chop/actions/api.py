@@ -20,7 +20,7 @@ from chop.actions.given_rows import (
     with_label_column,
     with_scale,
 )
-from chop.captured.wrappers import check_is_module, check_is_unwrapped
+from chop.captured.wrappers import check_has_forward, check_is_module, check_is_unwrapped
 from chop.config import Range, convert, parse
 from chop.errors import ConfigError, options_in_messages
 from chop.formats import NumberFormat, QuantSpec, parse_format_string
@@ -86,7 +86,7 @@ def quantize(
         >>> type(quantize(net, "mxint:width=4", torch.randn(64, 4))[0]).__name__
         'QuantLinear'
     """
-    check_is_module(model, "chop.quantize")
+    check_has_forward(model, "chop.quantize")
     _check_has_layers(model, "chop.quantize")
     if not isinstance(format, str | NumberFormat):
         raise ConfigError(
@@ -235,7 +235,7 @@ def compress(
         found = chop.compress(net, (X, y), formats=("8.auto", "4.auto"), max_drop=0.02)
         found.model  # the packed model; the tables and files are in runs/compress
     """
-    check_is_module(model, "chop.compress")
+    check_has_forward(model, "chop.compress")
     _check_has_layers(model, "chop.compress")
     named = {"max_drop": max_drop, "out": out}
     code = {"evaluate": evaluate, "loss": loss}

@@ -31,10 +31,6 @@ def check_is_module(value: object, where: str) -> None:
 instance, Linear(...).
     """
     if isinstance(value, nn.Module):
-        if getattr(value.forward, "__func__", None) is nn.Module.forward:
-            raise ConfigError(
-                f"{where}: {type(value).__name__} has no forward; pass a module that can be called."
-            )
         return
     got, way_out = type(value).__name__, ""
     if value is None:
@@ -55,6 +51,19 @@ instance, Linear(...).
     elif callable(value):
         way_out = "pass the module that it belongs to, or a module that calls it"
     raise ConfigError(f"{where}: expected an nn.Module, got {got}{way_out and f'; {way_out}'}.")
+
+
+def check_has_forward(value: object, where: str) -> None:
+    """Checks that a model is an `nn.Module` that can be called.
+
+    Raises:
+        ConfigError: it is not; the message suggests a remedy.
+    """
+    check_is_module(value, where)
+    if getattr(value.forward, "__func__", None) is nn.Module.forward:  # type: ignore[attr-defined]
+        raise ConfigError(
+            f"{where}: {type(value).__name__} has no forward; pass a module that can be called."
+        )
 
 
 def check_is_unwrapped(model: nn.Module, where: str) -> None:

@@ -144,7 +144,7 @@ def _context(
     groups: int,
     keys: int,
 ) -> Codes:
-    v = lowering.cached(node, value, _required(lowering, module.context, "data_in"), "_values")
+    v = lowering.cached(node, value, _required(lowering, module.context, "data_in"), "_kept_values")
     operator = IntegerMatmul(weights.proven, v.proven, keys)
     repeated = Codes(_repeated(lowering, node, v, groups), None)
     codes = lowering.call(node, operator, (weights, repeated), "_context")

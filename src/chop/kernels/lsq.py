@@ -7,8 +7,8 @@ from ctypes import byref, c_float, c_int64
 import torch
 from torch import Tensor
 
-from chop.formats import from_key
-from chop.formats.lsq import LearnableFormat, in_use, learned_gradients
+from chop.formats import NumberFormat, from_key
+from chop.formats.lsq import in_use, learned_gradients
 from chop.kernels.base import fake_quantize
 from chop.kernels.cpu.build import is_ready, library
 from chop.kernels.cpu.fake_quantize import CPU_FAKE_QUANTIZE, plan_by_scales
@@ -26,7 +26,7 @@ for kernel in (CPU_FAKE_QUANTIZE, CUDA_FAKE_QUANTIZE):
 
 
 def gradients_in_one_pass(
-    number_format: LearnableFormat, grad: Tensor, x: Tensor, scales: Tensor
+    number_format: NumberFormat, grad: Tensor, x: Tensor, scales: Tensor
 ) -> tuple[Tensor, Tensor] | None:
     """Rounds and computes `chop.formats.lsq.gradients` with a different order of summation.
 

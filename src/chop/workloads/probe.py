@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from chop.base.notices import assume, current_assumptions, get_logger, in_words
 from chop.captured.leaves import tensors_in
-from chop.captured.wrappers import check_has_values, check_is_module
+from chop.captured.wrappers import check_has_forward, check_has_values
 from chop.errors import ChopError, ConfigError, enumerate_names, first_line
 from chop.models import reason_of_user_code
 from chop.train import Rows, Task
@@ -62,7 +62,7 @@ def check_forward(model: nn.Module, rows: Rows, name: str, dataset: str) -> None
         ConfigError: if its forward fails. The message has the line and describes the rows. Also if
             a column that is not passed resembles an input without a column.
     """
-    check_is_module(model, f"'{name}'")
+    check_has_forward(model, f"'{name}'")
     check_has_values(model, name)
     inputs = example_inputs(model, rows)
     skipped = _skipped_columns(model, rows, inputs, name)
@@ -82,15 +82,16 @@ def check_forward(model: nn.Module, rows: Rows, name: str, dataset: str) -> None
             f"{pictures if 'pixel_values' in rows.columns else ''}.{skipped}"
             f"{in_words(current_assumptions())}"
         ) from error
-    _check_is_no_nan(output, name, dataset)
+    _check_is_no_nan(model, output, name, dataset)
     if skipped and name != "teacher":
         assume(f"{skipped.strip()} They are not used.", log)
 
 
-def _check_is_no_nan(output: Any, name: str, dataset: str) -> None:
+def _check_is_no_nan(model: nn.Module, output: Any, name: str, dataset: str) -> None:
     """Raises ConfigError if all floating-point outputs of a model are NaN."""
     values = [x for x in tensors_in(output) if x.is_floating_point() and x.numel()]
     if values and all(bool(x.isnan().all()) for x in values):
+        check_weights(model)
         raise ConfigError(
             f"'{name}' returns only NaN for rows of '{dataset}': check its weights and their scale."
         )

@@ -111,7 +111,7 @@ def test_a_model_that_knows_nothing_is_refused_and_one_that_knows_is_not(kind, m
         check_float_model(none, config)
     capsys.readouterr()
     check_float_model(none, LowerConfig(force=True))
-    assert "Continuing because of --force." in " ".join(capsys.readouterr().out.split())
+    assert "Continuing because of force." in " ".join(capsys.readouterr().out.split())
 
 
 def test_what_was_assumed_of_the_inputs_is_the_first_suspicion():
@@ -222,4 +222,4 @@ def test_a_model_that_is_forced_through_is_told_in_the_report(tmp_path):
     settings = {"formats": ("8.auto",), "bench_seconds": 0, "qat_epochs": 0, "keep_best": True}
     found = chop.compress(model, (x, y), out=tmp_path, force=True, **settings)
     assert any("no better than" in text for text in found.result["assumptions"])
-    assert "Continuing because of --force." in (tmp_path / "table.md").read_text()
+    assert "Continuing because of force." in (tmp_path / "table.md").read_text()

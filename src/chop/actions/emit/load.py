@@ -78,7 +78,7 @@ def lower_again(workload: Workload, config: LoweringConfig, rows: int) -> Loweri
     assert isinstance(config, EmitConfig) and config.start_from and config.weights_from
     announce(workload.title, f"quantizing the weights of {config.weights_from}")
     quantized = MaseGraph.from_checkpoint(config.start_from / QUANTIZED)
-    _load(quantized, workload, config.weights_from)
+    _take_weights(quantized, workload, config.weights_from)
     clipped = list(_clipped(quantized))
     if clipped:
         say(
@@ -94,7 +94,7 @@ def lower_again(workload: Workload, config: LoweringConfig, rows: int) -> Loweri
     return lower_and_compare(quantized, label, workload, rows, settings)
 
 
-def _load(quantized: MaseGraph, workload: Workload, path: Path) -> None:
+def _take_weights(quantized: MaseGraph, workload: Workload, path: Path) -> None:
     """Loads the weights in a file into a quantized graph, with the batch norms in the file folded.
 
     Raises:

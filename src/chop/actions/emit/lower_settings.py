@@ -24,7 +24,7 @@ class LoweringConfig(WorkloadConfig):
             (up to 64 bits).
         calibration_rows: training rows that calibrate fractions and scales of activations.
         decode: let a decoder read one token at a time. Keys and values of earlier tokens are in
-            caches with room for max_length tokens.
+            caches with room for max_length tokens. Default: False.
         weight_memory: fixed, or loadable at run time. With loadable, sums are wide enough for any
             weights of the formats, and a circuit takes its weights after each reset.
 

@@ -14,7 +14,7 @@ from chop.capture.inputs import check_example
 from chop.captured.module import CapturedModule
 from chop.captured.nodes.modes import mode_paths, settle
 from chop.captured.overrides import why_not_copyable
-from chop.captured.wrappers import check_has_python, check_is_module, unwrapped
+from chop.captured.wrappers import check_has_forward, check_has_python, unwrapped
 from chop.config import convert
 from chop.errors import ConfigError, GraphError, did_you_mean
 from chop.ir.difference import difference_lines
@@ -70,7 +70,7 @@ class MaseGraph:
         dummy_in: Mapping[str, Any] | None = None,
         strict: bool = False,
     ) -> None:
-        check_is_module(model, "MaseGraph")
+        check_has_forward(model, "MaseGraph")
         model = unwrapped(model)
         check_has_python(model)
         self._guess: ProvisionalCapture | None = None
@@ -476,7 +476,9 @@ def _leaves(
                 choices = ("modules", "functions")
                 raise ConfigError(f"custom_ops: unknown key '{key}': {did_you_mean(key, choices)}")
         custom_ops = custom_ops.get("modules", ())
-    own_leaves = convert(custom_ops or (), tuple[Any, ...], "custom_ops")
+    is_listed = isinstance(custom_ops, Iterable) and not isinstance(custom_ops, str)
+    given = tuple(custom_ops) if is_listed else custom_ops or ()
+    own_leaves = convert(given, tuple[Any, ...], "custom_ops")
     listed = (cls for row in OPS.values() for cls in row.modules)
     own = (cls for cls in listed if not cls.__module__.startswith("torch."))
     return (*own_leaves, QuantizedOperator, *own)

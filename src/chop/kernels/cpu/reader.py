@@ -64,9 +64,7 @@ class Reader:
 
 
 def _holds(part: Tensor | None, size_bytes: int) -> bool:
-    return (
-        part is not None and part.is_cpu and part.is_contiguous() and part.nbytes == size_bytes
-    )
+    return part is not None and part.is_cpu and part.is_contiguous() and part.nbytes == size_bytes
 
 
 def find_reader(packed: Packed) -> Reader | None:

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 
 from torch import Tensor
 
+from chop.base.notices import warn_once
 from chop.errors import ConfigError, check_known, did_you_mean, enumerate_names
 from chop.formats import (
     Integer,
@@ -97,12 +98,16 @@ def format_candidates(
 
 
 def _check_are_used(ranges: Ranges, candidates: Sequence[NumberFormat]) -> None:
-    """Raises ConfigError for a value that no candidate has, because it is invalid in all."""
+    """Warns of values that are invalid in all candidates, and refuses those of no format at all."""
     for name, values in ranges.items():
         used = {getattr(candidate, name, None) for candidate in candidates}
-        if unused := [value for value in values if value not in used]:
+        owners = [kind.name for kind in formats() if name in get_fields(kind.name)]
+        for value in (value for value in values if value not in used):
             kinds = ", ".join(dict.fromkeys(candidate.name for candidate in candidates))
-            raise ConfigError(f"{name}: no format ({kinds}) can have {unused[0]}; leave it out.")
+            unused = f"{name}: no searched format ({kinds}) can have {value}; leave it out."
+            if not any(_has_valid(owner, {name: (value,)}, "mse") for owner in owners):
+                raise ConfigError(unused)
+            warn_once(unused)
 
 
 def every_format(ranges: Ranges | None = None, rule: Rule = "mse") -> tuple[str, ...]:
