@@ -17,8 +17,10 @@ from chop.errors import CheckpointError, ConfigError
 from chop.hardware.design.emit import emit as emit_design
 from chop.workloads.workload import Workload
 from tests.actions.emit.circuits import SETTINGS, Points, workload
+from tests.integer.test_decoding import LENGTH, WORDS, Learned
 
 TOOLS = pytest.mark.tools("verilator", "iverilog", "yosys")
+CHANGED = [("fold", 12, 6), ("formats", "8.auto", "4.auto"), ("decode", False, True)]
 AGAIN = {name: value for name, value in SETTINGS.items() if name != "fold"} | {"icarus_samples": 0}
 
 
@@ -156,8 +158,47 @@ def test_a_retrained_model_needs_only_other_words(tmp_path, retrained, capsys):
     lines = (again / "weights" / "weights.hex").read_text().split()
     assert b"".join(int(line, 16).to_bytes(4, "little") for line in lines) == words[1]
     assert check_again(EmitConfig(out=again, check_only=True))["verification"]
-    with pytest.raises(ConfigError, match=r"fold: .* has 12, got 6"):
-        emit(replace(settings, fold=6), workload())
+    for name, own, other in CHANGED:
+        with pytest.raises(ConfigError, match=rf"{name}: .* has {own}, got {other}; leave it out"):
+            emit(replace(settings, **{name: other}), workload())
+
+
+@pytest.mark.long
+@TOOLS
+def test_other_weights_keep_the_folds_and_fifos_of_a_device(tmp_path, retrained):
+    out, again = tmp_path / "out", tmp_path / "again"
+    device = {**SETTINGS, "fold": 0, "device": "ecp5-25", "shrink_fifos": True}
+    emit(EmitConfig(out=out, weight_memory="loadable", **device), workload())
+    emit(EmitConfig(out=again, start_from=out, weights_from=retrained, **AGAIN), workload())
+    for name in ("rtl/top.sv", "folds.json", "design.json"):
+        assert (out / name).read_bytes() == (again / name).read_bytes()
+    assert check_again(EmitConfig(out=again, check_only=True))["verification"]
+
+
+@pytest.mark.long
+@TOOLS
+def test_a_retrained_decoder_reads_one_token_at_a_time(tmp_path):
+    out, again = tmp_path / "out", tmp_path / "again"
+    torch.manual_seed(0)
+    rows = torch.randint(1, WORDS, (60, LENGTH))
+    parts = [(part, part % 3) for part in (rows[:40], rows[40:])]
+    given = Workload.of(Learned(), *parts, task="token-classification", device="cpu")
+    settings = {**SETTINGS, "fold": 40, "samples": 2}
+    emit(EmitConfig(out=out, decode=True, weight_memory="loadable", **settings), given)
+    state = given.model.state_dict()  # embeddings are fixed memories
+    state |= {name: x / 2 for name, x in state.items() if "read" in name or "write" in name}
+    torch.save(state, tmp_path / "new.pt")
+    settings = {**AGAIN, "samples": 2, "start_from": out, "weights_from": tmp_path / "new.pt"}
+    result = emit(EmitConfig(out=again, **settings), given)
+    assert result["decoder"]["tokens"] == LENGTH and result["pytorch"]["different"] == 0
+    assert (out / "rtl/top.sv").read_bytes() == (again / "rtl/top.sv").read_bytes()
+
+
+@TOOLS
+def test_a_circuit_without_loadable_weights_is_refused(tmp_path):
+    blocks = {**SETTINGS, "formats": "mxint:width=8,block_size=2", "weight_memory": "loadable"}
+    with pytest.raises(ConfigError, match="this circuit has no loadable weights"):
+        emit(EmitConfig(out=tmp_path / "out", **blocks), workload())
 
 
 @pytest.mark.long

@@ -29,7 +29,7 @@ from chop.workloads.workload import Workload, raise_for_integers
 QUANTIZED = "quantized"
 """Checkpoint of the quantized graph in the folder of a circuit with loadable weights."""
 CIRCUIT_SETTINGS = (
-    *("formats", "fold", "device", "shrink_fifos", "wrap"),
+    *("formats", "calibration_rows", "fold", "device", "shrink_fifos", "wrap"),
     *("internal_bits", "weight_memory", "decode"),
 )
 """Settings that determine a circuit, which gets other weights."""
@@ -85,13 +85,8 @@ def lower_again(workload: Workload, config: LoweringConfig, rows: int) -> Loweri
             f"Clipped to the range of the circuit's formats: {enumerate_names(clipped, 4)}. Keep "
             "weights within this range in training."
         )
-    settings = {
-        "internal_bits": config.internal_bits,
-        "decode": config.decode,
-        "weights": config.weight_memory,
-    }
     label = f"the formats of {config.start_from}"
-    return lower_and_compare(quantized, label, workload, rows, settings)
+    return lower_and_compare(quantized, label, workload, rows, config.lowering)
 
 
 def _take_weights(quantized: MaseGraph, workload: Workload, path: Path) -> None:

@@ -202,12 +202,7 @@ def lower_workload(workload: Workload, config: LoweringConfig, rows: int) -> Low
     # Scales that follow each batch have no integer form.
     static = {"batches": batches, "static_scales": True}
     quantized, _ = passes.calibrate_transform_pass(quantized, static)
-    settings = {
-        "internal_bits": config.internal_bits,
-        "decode": config.decode,
-        "weights": config.weight_memory,
-    }
-    return lower_and_compare(quantized, label, workload, rows, settings)
+    return lower_and_compare(quantized, label, workload, rows, config.lowering)
 
 
 def _lower_as_read(workload: Workload, config: LoweringConfig, rows: int) -> Lowering:
@@ -218,12 +213,8 @@ def _lower_as_read(workload: Workload, config: LoweringConfig, rows: int) -> Low
         raise ConfigError(f"{given}: '{workload.name}' has its own number formats; remove it.")
     announce(workload.title, "lowering")
     quantized = raise_to_graph(workload, with_cache=False)
-    settings = {
-        "internal_bits": config.internal_bits,
-        "decode": config.decode,
-        "weights": config.weight_memory,
-    }
-    lowering = lower_and_compare(quantized, "the formats of its file", workload, rows, settings)
+    label = "the formats of its file"
+    lowering = lower_and_compare(quantized, label, workload, rows, config.lowering)
     # Without its formats, it is not the float model that was trained.
     shares = {name: x for name, x in lowering.info["accuracy"].items() if name != "float"}
     return replace(lowering, info={**lowering.info, "accuracy": shares})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from chop.config import MORE, Range
 from chop.workloads.settings import WorkloadConfig
@@ -44,6 +44,15 @@ class LoweringConfig(WorkloadConfig):
         super().__post_init__()
         if self.start_from is not None:
             object.__setattr__(self, "start_from", self.start_from.expanduser())
+
+    @property
+    def lowering(self) -> dict[str, Any]:
+        """Settings of `lower_to_integer_transform_pass` that do not depend on rows."""
+        return {
+            "internal_bits": self.internal_bits,
+            "decode": self.decode,
+            "weights": self.weight_memory,
+        }
 
 
 @dataclass(frozen=True)
