@@ -20,8 +20,8 @@ BOUNDS = {
     "files at one level": 30,
     "lines that are not blank": 133_000,
     "functions per 1,000 lines of logic": 108,
-    "public functions and classes": 3_635,
-    "lines of the longest file": 496,
+    "public functions and classes": 3_645,
+    "lines of the longest file": 500,
 }
 SLACK = 0.02
 """Share of a bound by which a figure may lie below it."""

@@ -78,11 +78,9 @@ class ChopError(Exception):
     Messages name options of a command as keyword arguments, unless the command line runs.
     """
 
-    def __init__(self, *args: object) -> None:
-        super().__init__(*(in_callers_words(x) if isinstance(x, str) else x for x in args))
-
+    # No `__init__`: torch.compile would trace it, and no longer leave the raising code to Python.
     def __str__(self) -> str:
-        return bounded(super().__str__())
+        return bounded(in_callers_words(super().__str__()))
 
 
 class ConfigError(ChopError, ValueError):

@@ -55,6 +55,7 @@ def test_compress_ends_with_speed_and_size(compressed):
     assert missing.startswith("Not measured: compiled: ")
 
 
+@pytest.mark.long
 def test_every_way_is_beside_float_in_its_own_engine(compressed):
     out, info = compressed
     rows = {row["model"]: row for row in info["speed"] if row["batch"] == 16}

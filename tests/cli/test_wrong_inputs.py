@@ -140,6 +140,7 @@ def test_half_a_checkpoint_is_named_by_its_missing_file(message, missing, name, 
     assert re.match(rf"'.*no_{missing}/model\.{missing}' is missing: a checkpoint is two", said)
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(
     ("command", "expected"),
     [
@@ -222,7 +223,7 @@ def test_half_a_checkpoint_is_named_by_its_missing_file(message, missing, name, 
         ),
         (
             ("search", "precision", "--model", "mlp", "--widths", "0:3", "--limit", 16),
-            "width: no format (integer) can have 0; leave it out.",
+            "width: no searched format (integer) can have 0; leave it out.",
         ),
         (
             ("evaluate", "mlp", "--gen-kwargs", '{"a": 1}'),

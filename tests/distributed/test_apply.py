@@ -136,7 +136,7 @@ def each(*kinds: list[Case]) -> Any:
     )
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.long
 @each(FLOAT)
 def test_float_graphs_equal_one_process(mesh: tuple[int, ...], case: Case, folder: Path):
     for difference, share in measured(mesh, case, folder):

@@ -84,6 +84,7 @@ def logits(result):
     return getattr(result, "logits", result)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("made", [learned, llama])
 def test_a_token_has_the_result_of_its_prefix(made):
     mg, batch = made()

@@ -65,7 +65,7 @@ MODELS = ["mlp", pytest.param("vit", marks=pytest.mark.long)]
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", list(UNIFORM))
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_all_operators_in_one_format(model, name):
     info = lowered(model, QuantSpec.uniform(UNIFORM[name]))
     rows, accuracy = info["operators"], info["accuracy"]

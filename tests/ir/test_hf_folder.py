@@ -63,7 +63,7 @@ def test_formats_that_look_at_values_are_read_from_folders(made, fmt, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_what_is_saved_is_loaded_packed_and_tied(made, kind, tmp_path):
     _, mg, folder = made[kind]
     expected = mg.model(IDS, MASK).logits

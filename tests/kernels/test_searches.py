@@ -43,7 +43,7 @@ def compiled(request, loops):
     patch.undo()
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("width", range(2, 9))
 @subcases("name", INPUTS)
 def test_scales_equal_those_of_the_reference(name, width, compiled):

@@ -111,7 +111,7 @@ def test_a_model_that_knows_nothing_is_refused_and_one_that_knows_is_not(kind, m
         check_float_model(none, config)
     capsys.readouterr()
     check_float_model(none, LowerConfig(force=True))
-    assert "Continuing because of force." in " ".join(capsys.readouterr().out.split())
+    assert "Continuing because of --force." in " ".join(capsys.readouterr().out.split())
 
 
 def test_what_was_assumed_of_the_inputs_is_the_first_suspicion():

@@ -142,6 +142,7 @@ def test_every_accuracy_has_its_interval(result):
     )
 
 
+@pytest.mark.long
 def test_layers_have_formats_of_their_own(tmp_path):
     layers = {"fc1": {"weight": "4.mse", "data_in": "8.mse"}, "fc3": {"weight": "mxint:width=4"}}
     quick = {"qat_epochs": 0, "bench_seconds": 0}

@@ -40,7 +40,7 @@ def test_a_repeated_check_ends_with_its_verdict_and_names_what_it_did_not_read(e
     assert "Ignored: formats, fold." in capsys.readouterr().out
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.long
 @pytest.mark.parametrize("interval, profile, shown", [(24.0, "bursts", None), (24.0, "none", 24.0)])
 def test_an_interval_that_only_stalls_make_short_is_not_shown(emitted, interval, profile, shown):
     row = {**emitted[1]["verification"][0], "interval": interval, "planned": 32}

@@ -357,6 +357,7 @@ def test_an_interval_far_from_the_plan_is_said():
     assert "planned" not in _sentence(result)
 
 
+@pytest.mark.long
 def test_an_unmet_fold_is_a_line_of_the_result_and_of_the_report(tmp_path, emitted):
     assert emitted[1]["unmet_fold"] == {}
     settings = SETTINGS | {"fold": 1, "samples": 2, "icarus_samples": 0}

@@ -195,12 +195,6 @@ def test_a_retrained_decoder_reads_one_token_at_a_time(tmp_path):
 
 
 @TOOLS
-def test_a_circuit_without_loadable_weights_is_refused(tmp_path):
-    blocks = {**SETTINGS, "formats": "mxint:width=8,block_size=2", "weight_memory": "loadable"}
-    with pytest.raises(ConfigError, match="this circuit has no loadable weights"):
-        emit(EmitConfig(out=tmp_path / "out", **blocks), workload())
-
-
 @pytest.mark.long
 @TOOLS
 def test_scales_in_the_circuit_refuse_other_ones(tmp_path, retrained):

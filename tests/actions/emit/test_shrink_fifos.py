@@ -94,6 +94,7 @@ def test_fifos_are_as_deep_as_needed_and_the_circuit_as_fast(shrunk):
     assert estimated["dsp"]["kept"] == estimated["dsp"]["planned"]
 
 
+@pytest.mark.long
 @needs_tools
 def test_the_manifest_has_planned_and_kept_depths_beside_fills(shrunk):
     out, result = shrunk

@@ -135,6 +135,7 @@ def test_files_generate_what_the_graph_generates(name, text, exported):
     assert clear > 0.9 * 3 * TOKENS
 
 
+@pytest.mark.long
 def test_a_text_in_parts_is_the_text_at_once(exported):
     engine = Engine(exported(LLAMA, FOUR))
     assert engine.inputs["past_key_values.0.key"] == ["batch", 2, "past", 16]

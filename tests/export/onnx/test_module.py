@@ -117,7 +117,7 @@ def _under_autocast(model):
         return model(X, torch.ones(16))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CALLS)
 def test_calls_that_it_cannot_answer_are_refused(graph, case):
     """Also after a call with inputs of the same shapes."""

@@ -29,7 +29,7 @@ def run(folder, fault="none", profile=NONE, simulator="verilator", seed=1, **mor
 
 @pytest.mark.parametrize("profile", PROFILES, ids=lambda profile: profile.name)
 @pytest.mark.parametrize("simulator", SIMULATORS)
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_every_code_of_odd_widths_is_compared_under_each_profile(tmp_path, simulator, profile):
     found = run(tmp_path, profile=profile, simulator=simulator)
     assert found.passed and found.differences == () and found.problems == ()

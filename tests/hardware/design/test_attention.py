@@ -124,7 +124,7 @@ def integers(model, batch):
     return integer, batch, info["operators"]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_integers_are_those_of_the_quantized_model(name):
     _, _, rows = integers(MODELS[name], 3)
@@ -141,6 +141,7 @@ def test_the_circuit_computes_the_integers(name, tmp_path):
     assert built.interval == pytest.approx(built.design.interval, rel=0.02)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["attention", "encoder_of_tokens_first", "packed_heads"])
 def test_a_batch_of_one_has_the_same_circuit(name):
     one, three = (
@@ -159,6 +160,7 @@ def test_a_result_with_tokens_first_is_checked_sample_by_sample():
     assert torch.equal(sent.transpose(0, 1), golden[f"received.{codes.node}"])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("then", "reason"),
     [

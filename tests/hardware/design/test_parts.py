@@ -93,7 +93,10 @@ def test_a_model_that_joins_or_parts_is_a_circuit(name, tmp_path):
 @pytest.mark.parametrize(
     ("between", "reason"),
     [
-        (lambda m, x, y: m.last(torch.stack((x, y), 0).flatten(0, 1)), "it joins along the batch"),
+        (
+            lambda m, x, y: m.last(torch.stack((x, y), 0).flatten(0, 1)),
+            "keep the samples of a batch",
+        ),
         (lambda m, x, y: m.last(torch.cat(x.chunk(2, 0)[::-1])), "samples"),
         (lambda m, x, y: m.last(x.repeat_interleave(2, 0)), "samples"),
     ],

@@ -49,6 +49,7 @@ def write(folder):
     return Project("top", PORTS, tuple((name, 8) for name in streams), 1, {}, fifos)
 
 
+@pytest.mark.long
 def test_a_slow_reader_fills_every_fifo_to_its_depth_and_no_further(tmp_path):
     project = write(tmp_path)
     codes = torch.arange(SAMPLES)[:, None] % 200 - 100

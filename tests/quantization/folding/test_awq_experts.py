@@ -106,7 +106,7 @@ SKIPPED = {
 
 
 @pytest.mark.parametrize("case", SKIPPED)
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_experts_that_stay_as_they_are_are_named(case):
     name, ids, weight, number, reason = SKIPPED[case]
     mg, info = scaled(name, [{"input_ids": ids}], weight)

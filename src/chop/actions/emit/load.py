@@ -11,6 +11,7 @@ from chop import runs
 from chop.actions.emit.lower import Lowering, lower_and_compare
 from chop.actions.emit.lower_settings import LoweringConfig
 from chop.actions.emit.settings import EmitConfig
+from chop.base.files.reading import read_text
 from chop.errors import CheckpointError, ConfigError, enumerate_names
 from chop.formats import NumberFormat
 from chop.formats.elements import Fixed
@@ -137,7 +138,7 @@ def circuit_with_weights(folder: Path, integer: MaseGraph) -> Design:
     manifest = runs.read_manifest(folder)
     own = emitted_again(folder, MaseGraph.from_checkpoint(folder / "model"), manifest)
     for path, text in own.files.items():
-        written = (folder / path).read_text(encoding="utf-8")
+        written = read_text(folder / path, "design")
         if code_lines(written) != code_lines(text):
             raise CheckpointError(
                 f"'{folder / path}' differs from the file that this version of chop emits, so the "

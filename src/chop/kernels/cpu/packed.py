@@ -110,7 +110,7 @@ def few_rows(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor | None:
     if known is None or x.dtype != torch.float32 or packed.tensor_scale is not None:
         return None
     reader, most = known
-    outputs, columns = packed.shape
+    columns = packed.shape[1]
     if x.ndim == 0 or x.size(-1) != columns or not 0 < x.numel() <= most * columns:
         return None
     if bias is not None and not (bias.dtype == torch.float32 and _fit(x, packed.shape, bias)):
