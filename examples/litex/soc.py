@@ -182,8 +182,8 @@ class Ulx3sClock(LiteXModule):
 def read_ports(folder):
     """Returns the module with AXI4-Stream ports and its ports, from `design.json`."""
     design = json.loads((folder / "design.json").read_text())
-    if not design["wrapper"]:
-        sys.exit(f"{folder} has no AXI4-Stream ports: emit it with --wrap axi-stream.")
+    if not design["wrapper"].endswith("_axis") or design["loaded_words"]:
+        sys.exit(f"{folder}: emit it with --wrap axi-stream and --weight-memory fixed.")
     ports = [Port(**port) for port in design["ports"]]
     for port in ports:
         if port.width > 32:

@@ -3,6 +3,7 @@
 `CHOP_LITEX` names the Python of an environment of its own that has LiteX and zig's C compiler.
 """
 
+import json
 import os
 import re
 import subprocess
@@ -104,3 +105,15 @@ def test_several_ports_with_orders_of_their_own(tmp_path):
     for name in outputs:
         for sample in range(4):
             assert rows[name, sample][1] == codes[name][sample].flatten().tolist()
+
+
+@pytest.mark.parametrize(
+    "settings", [{"wrapper": ""}, {"wrapper": "top_axi_lite"}, {"loaded_words": 12}]
+)
+def test_circuits_with_other_ports_are_refused(tmp_path, settings):
+    design = {"wrapper": "top_axis", "loaded_words": 0, "ports": [], **settings}
+    (tmp_path / "design.json").write_text(json.dumps(design))
+    command = [PYTHON, str(SOC), str(tmp_path), "--out", str(tmp_path / "soc")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "emit it with --wrap axi-stream and --weight-memory fixed" in done.stderr

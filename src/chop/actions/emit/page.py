@@ -7,18 +7,13 @@ from typing import Any
 
 from chop.actions.emit.timing import latency_tile
 from chop.hardware.costs.estimate import describe_estimate
-from chop.hardware.design.axis import (
-    REGISTERS,
-    axis_name,
-    has_control,
-    stream_ports,
-)
+from chop.hardware.design.axis import axis_name, has_control, stream_ports
 from chop.hardware.design.connect import Link
 from chop.hardware.design.dataflow import Dataflow, build_dataflow
 from chop.hardware.design.design import Design
 from chop.hardware.design.instances import Instance
 from chop.hardware.design.interface import describe_interface
-from chop.hardware.design.load import memory_suffix, window
+from chop.hardware.design.load import REGISTERS, memory_suffix, window
 from chop.ir.graph import MaseGraph
 from chop.report.charts.chart import Axis, Bar, BarChart, Chart, GraphChart, GraphNode
 from chop.report.report import Block, Cell, Heading, Note, Table, Tile

@@ -92,7 +92,7 @@ class Project:
         interval: cycles between two samples without stalls.
         codes: meaning of the codes of each port, by port name.
         fifos: FIFOs of the top module.
-        wrapper: name of the module around the top module, with AXI4-Stream ports; empty for none.
+        wrapper: name of the module around the top module, with AXI ports; empty for none.
         loaded_words: words of 32 bits on the port `weights` after each reset; 0 for fixed weights.
     """
 

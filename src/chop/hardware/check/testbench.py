@@ -58,7 +58,7 @@ def testbench(
             `FOLDER` as their base folder. The testbench gets the same parameter and reports
             missing files.
         is_beat_by_beat: prints the cycle of each beat, and counts beats instead of samples.
-        wrapper: name of the module with AXI4-Stream ports around `top`, which is tested with it;
+        wrapper: name of the module with AXI ports around `top`, which is tested with it;
             empty for none.
         load: port that takes the words in `WORDS_FILE` before the samples. Cycles are counted from
             the end of the loading, when the design leaves its reset.

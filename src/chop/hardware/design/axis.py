@@ -27,13 +27,6 @@ SUFFIXES = {"axi-stream": "axis", "axi-lite": "axi_lite"}
 """End of the name of the module, by its kind."""
 CONTROL = "s_axi"
 """Prefix of the AXI4-Lite signals."""
-REGISTERS = (
-    ("control", 0x0, "write 1 to bit 0 to reset the circuit; weights are written again"),
-    ("status", 0x4, "bit 0: all weights are written; bit 1: frame_error"),
-    ("samples", 0x8, "samples that left since the reset"),
-    ("words", 0xC, "words of weights that were written since the reset"),
-)
-"""Name, byte address and purpose of the AXI4-Lite registers."""
 _ADDRESS = ("awaddr", "araddr")
 _LITE = {
     "awaddr": 0,
@@ -90,11 +83,7 @@ def _streams(ports: Sequence[Port], wrapper: str) -> list[Port]:
 
 def stream_ports(design: Design) -> list[Port]:
     """Returns the AXI4-Stream ports of a wrapped design."""
-    return _streams(_ends(design), design.wrapper)
-
-
-def _ends(design: Design) -> list[Port]:
-    return [*design.ports, *([] if design.load is None else [design.load.port])]
+    return _streams(design.ends, design.wrapper)
 
 
 def _words(ports: Sequence[Port]) -> int:
@@ -144,7 +133,7 @@ def with_axi_ports(design: Design, kind: Literal["axi-stream", "axi-lite"]) -> D
 
 def _wrapper(design: Design, wrapper: str) -> str:
     parameters = {FOLDER: Name(FOLDER)} if design.memories else {}
-    ends = _ends(design)
+    ends = design.ends
     is_lite = has_control(wrapper)
     reset = "reset_n" if is_lite else "aresetn"
     pins = {"clk_i": "aclk", "rst_ni": reset}
@@ -208,6 +197,9 @@ def _adapter(port: Port, number: int, reset: str) -> str:
     pins |= {f"tready_{inner}": f"{axis}_tready", f"ready_{outer}": f"{port.name}_ready"}
     pins |= {f"{kind}_{inner}": f"{port.name}_{kind}" for kind in ("data", "valid")}
     if port.is_input:
+        if reset != "aresetn":
+            # The source is not in this reset: beats that were taken during it would be lost.
+            pins["ready_i"] += f" && {reset}"
         pins["error_o"] = f"errors[{number}]"
     else:
         pins["tkeep_o"] = f"{axis}_tkeep"

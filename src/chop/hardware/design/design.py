@@ -54,7 +54,7 @@ class Design:
         streams: name and bits of inner streams, whose signals are in the top module.
         netlist: source of the design.
         connections: links between the components.
-        wrapper: name of a module around the top module, with AXI4-Stream ports; empty for none.
+        wrapper: name of a module around the top module, with AXI ports; empty for none.
         load: weights that are written at run time; None if all are fixed.
     """
 
@@ -66,6 +66,11 @@ class Design:
     connections: Connections
     wrapper: str = ""
     load: Load | None = None
+
+    @property
+    def ends(self) -> list[Port]:
+        """All streams of the top module: its ports, and the words of weights behind them."""
+        return [*self.ports, *([] if self.load is None else [self.load.port])]
 
     @property
     def fifos(self) -> list[Link]:

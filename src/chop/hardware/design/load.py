@@ -21,6 +21,13 @@ NO_LOAD = {"load_i": "57'b0"}
 """Connection of a module with loadable memories in a circuit that loads none of them."""
 LEAST_WINDOW = 4096
 """Minimum bytes of the AXI4-Lite registers, and of the window for weights behind them."""
+REGISTERS = (
+    ("control", 0x0, "write 1 to bit 0 to reset the circuit; weights are written again"),
+    ("status", 0x4, "bit 0: all weights are written; bit 1: frame_error"),
+    ("samples", 0x8, "samples that left since the reset"),
+    ("words", 0xC, "words of weights that were written since the reset"),
+)
+"""Name, byte address and purpose of the AXI4-Lite registers."""
 MOST_WORDS = 2**24
 """Maximum number of words, which the addresses of `chop_ram` can count."""
 
@@ -113,7 +120,8 @@ class Load:
     def header(self) -> str:
         """C header with the address map."""
         words = self.port.beats
-        return render("weights.h", memories=self.memories, words=words, window=window(words))
+        sizes = {"words": words, "window": window(words)}
+        return render("weights.h", memories=self.memories, registers=REGISTERS, **sizes)
 
     def comment_lines(self) -> list[str]:
         """Returns the lines of a comment on the port in a module header."""

@@ -11,8 +11,9 @@
 //          ascending order with all strobes.
 // Answers: OKAY; SLVERR for other addresses, for writes of read-only registers, for reads of the
 //          window, and for words out of order or with missing strobes. Such writes change nothing.
-// Timing:  no path between inputs and outputs is combinational. Address and data of a write may come in
-//          any order. A write takes at least three cycles, a read two.
+// Timing:  no path between AXI4-Lite inputs and outputs is combinational. weights_valid_o waits for
+//          weights_ready_i, because a word that cannot be taken is answered with SLVERR. Address and
+//          data of a write may come in any order. A write takes at least three cycles, a read two.
 module chop_axi_lite #(
   parameter int WORDS  = 0,
   parameter int WINDOW = 4096,

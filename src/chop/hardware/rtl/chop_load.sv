@@ -1,8 +1,8 @@
-// Loader of weights: writes the words of a stream into the memories of a circuit (chop_ram), and keeps
-// the circuit in reset until all of them are written.
+// Loader of weights: writes the words of a stream into the memories of a circuit (chop_ram), and
+// keeps the circuit in reset until all of them are written.
 //
-// Input:   WORDS words of 32 bits after each reset, in the order of their addresses from 0 on. Then
-//          weights_ready_o stays low until the next reset.
+// Input:   WORDS words of 32 bits after each reset, in the order of their addresses from 0 on.
+//          Then weights_ready_o stays low until the next reset.
 // Output:  load_o is {valid, address of 24 bits, data of 32 bits}. runs_o is high from the time when
 //          all words can be read until the next reset.
 // Timing:  one word per cycle. runs_o rises four cycles after the last word.

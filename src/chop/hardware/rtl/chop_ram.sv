@@ -1,9 +1,9 @@
-// Memory of weights that are written at run time, with synchronous read like chop_rom. data_o is the
-// word at addr_i of the last clock edge.
+// Memory of weights that are written at run time, with synchronous read like chop_rom. data_o is
+// the word at addr_i of the last clock edge.
 //
 // Writes:  load_i is {valid, address of 24 bits, data of 32 bits}. Word i has its lowest 32 bits at
-//          address BASE + i * STRIDE, and its higher bits behind them. STRIDE is the number of these
-//          parts, rounded up to a power of two. Other addresses are ignored.
+//          address BASE + i * STRIDE, and its higher bits behind them. STRIDE is the number of
+//          these parts, rounded up to a power of two. Other addresses are ignored.
 // Timing:  a part is written two clock edges after the one that takes load_i.
 // Memory:  DEPTH words of W bits, unknown until they are written.
 module chop_ram #(
@@ -27,7 +27,8 @@ module chop_ram #(
   logic valid_q, writes, unused;
 
   // Addresses below BASE wrap around to offsets above SIZE.
-  assign writes = valid_q && offset_q < 24'(SIZE);
+  // SIZE may be 2^24.
+  assign writes = valid_q && {1'b0, offset_q} < 25'(SIZE);
   assign word   = ADDR_W'(offset_q >> PART_W);
   assign unused = &{1'b0, part_q};  // bits beyond those of a narrow part
 

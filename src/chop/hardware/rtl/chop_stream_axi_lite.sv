@@ -1,6 +1,6 @@
-// Writer of weights through AXI4-Lite, for simulation only. Each word of the stream is written to the
-// next address of the window. Address, data and answers wait at random. Then status and counters are
-// read without end.
+// Writer of weights through AXI4-Lite, for simulation only. Each word of the stream is written to
+// the next address of the window. Address, data and answers wait at random. Then status and
+// counters are read without end.
 //
 // violated_o rises, and stays high, if an answer is not OKAY, the status is not "all written, no
 // error", or the number of words is wrong.
@@ -33,7 +33,7 @@ module chop_stream_axi_lite #(
   output logic              rready_o,
   output logic              violated_o
 );
-  // Bits of a linear feedback shift register of 16 bits (taps 16, 14, 13, 11).
+  // Linear feedback shift register (taps 16, 14, 13, 11), whose bits are the random choices.
   logic [15:0] random_q;
   logic [ADDR_W-1:0] address_q;
   logic [31:0] count_q, word_q;
