@@ -9,6 +9,7 @@ from torch import nn
 
 import chop
 from chop import MaseGraph, passes
+from chop.base.notices import forget_notices
 from chop.bench import Variant, paired_ratio
 from chop.data import get_tokenizer, strided_windows
 from chop.errors import ChopError, options_in_messages
@@ -16,6 +17,7 @@ from chop.formats import Integer
 from chop.models import load_model
 from chop.search import Choice, Goal, Search, SearchSpace
 from chop.train import calibration_batches, evaluate, fit, predict
+from chop.workloads.workload import Workload
 
 X = torch.randn(40, 8, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0).long()
@@ -67,6 +69,12 @@ def graph():
         (lambda: fit(nn.Sequential(nn.ReLU()), (X, Y)), "the model has no parameters"),
         (lambda: Search(SPACE, lambda c: 1, Goal("x")), "measure: expected a function of a"),
         (lambda: Search(SPACE, 3, Goal("x")), "measure: expected a function, got 3"),
+        (
+            lambda: chop.quantize(net(), data={"data": X, "frame": None}),
+            "expected a column of numbers, one per row, got None",
+        ),
+        (lambda: chop.compress(net(), (None, Y)), "of arrays, got None for X; pass one value"),
+        (lambda: MaseGraph.from_checkpoint(__file__), "file '.*py' is no checkpoint of chop"),
         (lambda: graph().fit({"foo": X}), "the graph has no input 'foo': choose from: input"),
         (lambda: graph().export("folder/"), "'folder/': expected a path with a file name"),
         (
@@ -133,6 +141,24 @@ def test_a_loss_that_is_nan_is_reported_once(caplog):
     assert [each.message for each in caplog.records] == [
         "training diverged: the loss is NaN in epoch 1. Use a lower learning rate."
     ]
+
+
+def test_training_a_model_with_softmax_is_reported_once():
+    model = nn.Sequential(net(), nn.Softmax(-1))
+    forget_notices()
+    with pytest.warns(UserWarning, match="returns probabilities, as softmax does") as warned:
+        fit(model, (X, Y), epochs=2, batch_size=8)
+    assert len(warned) == 1
+
+
+def test_test_rows_that_are_training_rows_are_reported(caplog):
+    Workload.of(net(), (X, Y), (X[20:], Y[20:]))
+    assert "20 of 20 test rows are also training rows" in caplog.text
+    caplog.clear()
+    Workload.of(net(), (X[:25], Y[:25]), (X[20:], Y[20:]))
+    few = torch.zeros(60, 8)
+    Workload.of(net(), (few[:40], Y), (few[40:], Y[:20]))
+    assert "training rows" not in caplog.text
 
 
 def test_columns_that_no_input_takes_are_reported(caplog):

@@ -89,6 +89,11 @@ def place(tmp_path_factory):
     table(folder / "rows.csv", [(i, i % 3, i % 5, i % 2) for i in range(60)])
     table(folder / "ones.csv", [(i, i % 3, i % 5, 1) for i in range(60)])
     table(folder / "large.csv", [(f"{i + 1}e300", 1, 2, i % 2) for i in range(60)])
+    for name in ("net.h5", "net.onnx"):
+        (folder / name).write_text("x")
+    (folder / "titled.csv").write_text("# rows\na,b,c,label\n1,2,3,0\n")
+    (folder / "titles.csv").write_text("# rows\n# of today\na,b,c,label\n1,2,3,0\n")
+    (folder / "trailing.csv").write_text("a,b,c,label,\n" + "1,2,3,0,\n4,5,6,1,\n" * 9)
     (folder / "wide.csv").write_bytes("a,b,c,label\n1,2,3,0\n".encode("utf-16-le"))
     (folder / "list.json").write_text("[1, 2, 3]")
     (folder / "nested.json").write_text(
@@ -174,6 +179,24 @@ def test_half_a_checkpoint_is_named_by_its_missing_file(message, missing, name, 
             "data: 60 of 60 rows have infinite numbers, in float32 with a maximum of 3.4e38",
         ),
         (
+<<<<<<< HEAD
+=======
+            compress("net.py:Net", "titled.csv"),
+            "file 'titled.csv': the first line, '# rows', has fewer columns. The first line must",
+        ),
+        (
+            compress("net.py:Net", "titles.csv"),
+            "'titles.csv' cannot be read as csv: line 3 has 4 columns, and the first line",
+        ),
+        (
+            compress("net.py:Net", "trailing.csv"),
+            "data: no row of the split 'train' has a number in the column 'Unnamed: 4': the column "
+            "is empty",
+        ),
+        (compress("net.h5", "rows.csv"), "model 'net.h5': expected a PyTorch model, such as"),
+        (compress("net.onnx", "rows.csv"), "model: 'net.onnx' is an ONNX file, which only chop"),
+        (
+>>>>>>> w/wrong2
             compress("net.py:Net", "wide.csv"),
             "file 'wide.csv': line 1 has NUL bytes, so that it is",
         ),

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from chop.errors import CheckpointError
 from chop.ir.graph import MaseGraph
+from chop.ir.storage.checkpoint import find_checkpoint
 from chop.ir.storage.document import read_document
 from tests.ir.checkpoint_cases import X, assert_same, edit, net, reload
 from tests.subcases import subcases
@@ -42,6 +43,13 @@ def test_a_missing_checkpoint_names_the_nearest(written: Path) -> None:
 def test_half_a_checkpoint_is_refused(written: Path, suffix: str) -> None:
     (written / f"graph{suffix}").unlink()
     refused(written, f"graph\\{suffix}' is missing")
+
+
+def test_a_lone_tensor_file_is_a_checkpoint_and_weights_of_torch_are_not(written: Path) -> None:
+    (written / "graph.mz").unlink()
+    assert find_checkpoint(written / "graph.pt") == written / "graph"
+    torch.save(net().model.state_dict(), written / "graph.pt")
+    assert find_checkpoint(written / "graph.pt") is None
 
 
 @pytest.mark.parametrize("keep", [0, 1, 50, 0.5, -1])

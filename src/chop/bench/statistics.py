@@ -63,10 +63,12 @@ def paired_ratio(
     >>> paired_ratio([2.0] * 10, [1.0] * 10)
     Interval(median=2.0, low=2.0, high=2.0)
     """
-    if not above or len(above) != len(below) or not min(*above, *below) > 0:
+    if not above or len(above) != len(below):
         raise ConfigError(
-            f"expected as many positive numbers above as below, got {len(above)} and {len(below)}."
+            f"expected as many numbers above as below, got {len(above)} and {len(below)}."
         )
+    if wrong := [x for x in (*above, *below) if not x > 0]:
+        raise ConfigError(f"expected positive numbers above and below, got {wrong[0]}.")
     ratios = torch.tensor(
         [a / b for a, b in zip(above, below, strict=True)], dtype=torch.float64, device="cpu"
     )

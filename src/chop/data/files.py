@@ -58,6 +58,7 @@ SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas"}
 """Unsupported column separators by their names."""
 WRONG_COLUMNS = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
 """The pandas message about a line with a wrong number of columns."""
+HEADER = "The first line must have the column names: remove titles and comments above it."
 TEXT_SAMPLE = 2**20
 """Number of bytes at the start of a text file that are checked for NUL bytes."""
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
@@ -295,6 +296,8 @@ def _checked(splits: DatasetDict, what: str) -> DatasetDict:
         # Decimal commas make pandas take what is before them for an index.
         name = first if all(other.startswith("__index_level_") for other in others) else ""
         separator = next((mark for mark in SEPARATORS if mark in name), None)
+        if separator is None and name and others:
+            raise ConfigError(f"{what}: the first line, {name!r}, has fewer columns. {HEADER}")
         if separator is not None:
             raise ConfigError(
                 f"{what}: its only column is {name!r}, since its columns are separated by "
@@ -308,6 +311,8 @@ def _reason(error: BaseException) -> str:
     causes = list(_chain(error))
     text = " ".join(map(str, causes))
     wrong = WRONG_COLUMNS.search(text)
+    if wrong is not None and wrong[1] == "1":
+        return f"line {wrong[2]} has {wrong[3]} columns, and the first line has fewer. {HEADER}"
     if wrong is not None:
         return (
             f"line {wrong[2]} has {wrong[3]} columns, expected {wrong[1]}; put texts that contain "

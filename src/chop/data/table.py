@@ -59,9 +59,16 @@ def with_vectors(
     for key, split in values.items():
         lacking = np.asarray(numbers)[np.isnan(split).all(0)]
         if len(split) and 0 < len(lacking) < len(numbers):
+            index = numbers.index(lacking[0])
+            is_empty = all(np.isnan(each[:, index]).all() for each in values.values())
+            advice = (
+                "the column is empty; remove it"
+                if is_empty
+                else "expected the same columns in all files"
+            )
             raise ConfigError(
                 f"data: no row of the split '{key}' has a number in the column '{lacking[0]}': "
-                "expected the same columns in all files."
+                f"{advice}."
             )
     check_cells(numbers, np.concatenate([*values.values()]))
     return DatasetDict({key: _vectors(split, values[key], labels) for key, split in splits.items()})

@@ -141,7 +141,7 @@ def is_followed(x: Tensor) -> bool:
 
 
 def is_bias_followed(bias: Tensor | None) -> bool:
-    """Returns True if autograd or a subclass follows the bias, or its memory has other signs."""
+    """Returns True if autograd or a subclass must see the bias, or its sign is lazy."""
     return bias is not None and (
         type(bias) not in (Tensor, torch.nn.Parameter)
         or (bias.requires_grad and torch.is_grad_enabled())

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from chop.base.nested import tree_parts
+from chop.base.notices import warn_once
 from chop.captured.module import CapturedModule
 from chop.errors import ConfigError
 from chop.train.task import Task
@@ -126,6 +127,21 @@ def batch_loss(output: Any, labels: Tensor, task: Task) -> Tensor:
     if task.output_loss is not None:
         return task.output_loss(output, _as_given(task, labels))
     return loss_and_logits(output, labels, task)[0]
+
+
+def warn_about_probabilities(output: Any, task: Task) -> None:
+    """Warns if outputs are probabilities, of which the cross entropy has small gradients."""
+    if task.name != CLASSIFICATION.name or task.output_loss is not None:
+        return
+    scores = read_output(output)[1].detach()
+    if scores.dim() == 2 and scores.shape[1] > 1 and bool((scores >= 0).all()):
+        sums = scores.sum(1, dtype=torch.float32)
+        if torch.allclose(sums, torch.ones_like(sums), atol=1e-3):
+            warn_once(
+                "the model returns probabilities, as softmax does, and training expects logits. "
+                "Leave out the softmax, or pass a loss of your own.",
+                UserWarning,
+            )
 
 
 def loss_and_answers(output: Any, labels: Tensor, task: Task) -> tuple[Tensor, Tensor]:

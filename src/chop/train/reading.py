@@ -234,7 +234,10 @@ def _from_arrays(arrays: Sequence[Any]) -> dict[str, Column]:
                 f"expected (X, y) of arrays, got the text '{array}'; pass the column itself."
             )
         if array is None or isinstance(array, Real):
-            raise NoLabelsError(f"expected (X, y) of arrays, got {array}; pass a label per row.")
+            part = "X" if array is arrays[0] else "y"
+            raise NoLabelsError(
+                f"expected (X, y) of arrays, got {array} for {part}; pass one value per row."
+            )
     if len(arrays) > 1 and LABELS not in label_columns(arrays[-1], len(arrays[0])):
         inputs = _by_position([*map(_array, arrays[:-1]), ()])
         del inputs[LABELS]
@@ -318,6 +321,10 @@ def as_column(values: Any) -> Column:
         return values.detach().cpu()
     if isinstance(values, np.ndarray) and values.dtype != object:
         return _numbers(values)
+    if not isinstance(values, Iterable):
+        raise ConfigError(
+            f"expected a column of numbers, one per row, got {values!r:.40}; pass arrays as (X, y)."
+        )
     rows = [_numbers(row) for row in values]
     if len({row.shape for row in rows}) <= 1:
         return torch.stack(rows) if rows else torch.empty(0)

@@ -21,7 +21,7 @@ from chop.train.distillation.loss import labeled_feed, training_loss
 from chop.train.distillation.settings import Distillation
 from chop.train.feed import Answered, Feed, eval_mode, module_mode
 from chop.train.metric import Metric
-from chop.train.model_io import read_answers
+from chop.train.model_io import read_answers, warn_about_probabilities
 from chop.train.rows import Rows, rows_per_batch, take_split
 from chop.train.tasks import Task
 
@@ -322,6 +322,8 @@ def _summed_losses(
     total, rows = torch.zeros((), device=feed.device), 0
     for number, batch in enumerate(feed.outputs(shuffle=order), 1):
         loss, count = compute_loss(batch), len(batch.labels)
+        if number == 1:
+            warn_about_probabilities(batch.output, feed.task)
         if not loss.requires_grad:
             raise ConfigError(
                 "the output of the model has no gradient, so that it cannot be trained: leave out "

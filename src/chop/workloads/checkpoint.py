@@ -6,7 +6,7 @@ import inspect
 import shlex
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich import get_console
 from torch import nn
@@ -226,8 +226,7 @@ def _as_numbers(
         text_column=config.text_column,
         labeled=task.labels_from is None,
     )
-    own = getattr(model, "config", None)
-    text = own.get_text_config() if reads_tokens and own else None
+    text = _text_config(model) if reads_tokens else None
     check_vocabulary(tokenizer, text and text.vocab_size)
     check_positions(config.max_length, model)
     return data
@@ -248,23 +247,31 @@ def check_positions(max_length: int | None, model: nn.Module) -> None:
     Raises:
         ConfigError: if they are longer than the model's table of positions.
     """
-    config = getattr(model, "config", None)
-    text = config.get_text_config() if config is not None else None
-    positions = getattr(text, "max_position_embeddings", None)
-    if not isinstance(positions, int) or max_length is None or max_length <= positions:
+    positions = getattr(_text_config(model), "max_position_embeddings", None)
+    if not isinstance(positions, int) or max_length is None:
         return
     words = model.get_input_embeddings()  # type: ignore[operator]
-    tables = (x for x in model.modules() if isinstance(x, nn.Embedding) and x is not words)
-    # Tables of OPT have two further rows.
-    if any(0 <= table.num_embeddings - positions <= 2 for table in tables):
+    others = (x for x in model.modules() if isinstance(x, nn.Embedding) and x is not words)
+    # Tables of OPT have two further rows. Those of RoBERTa count from the row behind padding.
+    tables = [x for x in others if 0 <= x.num_embeddings - positions <= 2]
+    first = max((x.padding_idx + 1 for x in tables if x.padding_idx is not None), default=0)
+    if tables and max_length > positions - first:
         raise ConfigError(
-            f"max_length: got {max_length} tokens, and the model has a table of {positions} "
-            f"positions (max_position_embeddings): use at most {positions}."
+            f"max_length: got {max_length} tokens, and the model has a table of "
+            f"{positions - first} positions: use at most {positions - first}."
         )
+    if max_length <= positions:
+        return
     assume(
         f"Texts have up to {max_length} tokens (--max-length), and the model has {positions} "
         "positions (max_position_embeddings): perplexity beyond them is usually higher."
     )
+
+
+def _text_config(model: nn.Module) -> Any:
+    """Returns the configuration of a model of transformers for texts, or None."""
+    find = getattr(getattr(model, "config", None), "get_text_config", None)
+    return None if find is None else find()
 
 
 def _check_has_numbers(config: WorkloadConfig, data: DatasetDict) -> None:

@@ -42,6 +42,7 @@ from chop.workloads.judging import build_judge, build_task
 from chop.workloads.pictures import SETTINGS
 from chop.workloads.probe import assume_scaled_logits, check_forward, check_weights
 from chop.workloads.quantized_file import check_takes_formats, random_workload
+from chop.workloads.repeated_rows import report_repeated_rows
 from chop.workloads.settings import JudgedConfig, WorkloadConfig
 from chop.workloads.standard_labels import with_standard_labels
 from chop.workloads.workload import CHECKPOINT_EPOCHS, CHECKPOINT_LR, Training, Workload
@@ -190,6 +191,7 @@ def get_rows(data: DatasetDict, task: Task, *, stratify: bool = False) -> dict[s
         stratify: take validation rows of each class in proportion.
     """
     rows = {name: read_rows(split, task) for name, split in data.items()}
+    report_repeated_rows(rows)
     if "validation" not in rows:
         rows["train"], rows["validation"] = split_rows(
             rows["train"], VALIDATION_SHARE, stratify=stratify

@@ -23,8 +23,8 @@ def check_takes_formats(config: WorkloadConfig) -> None:
         return
     if not config.takes_formats:
         raise ConfigError(
-            f"model: '{config.model}' is quantized already. chop emit and chop lower read such "
-            "files; pass a float model to this command."
+            f"model: '{config.model}' is an ONNX file, which only chop emit and chop lower read "
+            "(with Quant nodes, QONNX); pass the PyTorch model that it was exported from."
         )
     if config.train_epochs:
         raise ConfigError(f"train_epochs: '{config.model}' is quantized already; remove it.")

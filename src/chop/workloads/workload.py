@@ -49,6 +49,7 @@ from chop.train.train_loop import Progress
 from chop.workloads.fingerprints import fingerprint_of_weights
 from chop.workloads.judging import build_judge, build_task
 from chop.workloads.probe import assume_scaled_logits, check_forward
+from chop.workloads.repeated_rows import report_repeated_rows
 from chop.workloads.settings import WorkloadConfig, short_name
 
 CHECKPOINT_LR, CHECKPOINT_EPOCHS = 1e-4, 1
@@ -231,6 +232,7 @@ class Workload:
             own = getattr(getattr(model, "config", None), "label2id", None)
             given = with_numbered_texts(given, own)
         read = {k: read_rows(split, reads) for k, split in given.items()}
+        report_repeated_rows(read)
         if "test" not in read and splits_off:
             read["train"], read["test"] = split_rows(read["train"], HELD_OUT_SHARE, stratify=True)
             assume_split_off(HELD_OUT_SHARE, OWN_TEST)

@@ -57,7 +57,7 @@ def test_other_formats_and_jobs_are_refused(path, tmp_path):
         lower(LowerConfig(model=name, out=out, formats="4.auto"))
     with pytest.raises(ConfigError, match=r"train_epochs: '.*onnx' is quantized already"):
         lower(LowerConfig(model=name, out=out, train_epochs=1))
-    with pytest.raises(ConfigError, match=r"model: '.*onnx' is quantized already. chop emit"):
+    with pytest.raises(ConfigError, match=r"model: '.*onnx' is an ONNX file, which only chop emit"):
         compress(CompressConfig(model=name, dataset="digits", out=out))
     with pytest.raises(ConfigError, match=r"pretrained: '.*onnx' has its weights in its graph"):
         load_model(name, pretrained=False)

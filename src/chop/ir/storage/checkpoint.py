@@ -23,6 +23,7 @@ import hashlib
 import itertools
 import os
 import re
+import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -336,7 +337,8 @@ def find_checkpoint(name: str | Path) -> Path | None:
     """Returns the checkpoint at a path, with or without a suffix, or in a run's folder.
 
     A checkpoint without its graph file is found too, so that reading says which file is missing.
-    Exceptions are folders of transformers, and words without a slash, which may name a model.
+    Exceptions are folders of transformers, words without a slash, which may name a model, and
+    weights of `torch.save`, which are zip files.
 
     Returns: its path without a suffix, or None.
     """
@@ -347,8 +349,12 @@ def find_checkpoint(name: str | Path) -> Path | None:
     whole = [place for place in places if place.with_name(f"{place.name}.mz").is_file()]
     is_word = len(path.parts) < 2 and stem == path
     may_lack = [] if (path / "config.json").exists() else [inside, *([stem] * (not is_word))]
-    partial = [place for place in may_lack if place.with_name(f"{place.name}.pt").is_file()]
+    partial = [place for place in may_lack if _has_tensors(place.with_name(f"{place.name}.pt"))]
     return next(iter(whole + partial), None)
+
+
+def _has_tensors(path: Path) -> bool:
+    return path.is_file() and not zipfile.is_zipfile(path)
 
 
 def _require(tensor_path: Path, graph_path: Path) -> None:
@@ -362,7 +368,10 @@ def _require(tensor_path: Path, graph_path: Path) -> None:
         hint = f" {did_you_mean(tensor_path.stem, others)}" if others else ""
         if inside:
             hint = f" did you mean '{inside[0].with_suffix('')}'?"
-        raise CheckpointError(f"there is no checkpoint '{tensor_path.with_suffix('')}'.{hint}")
+        path = tensor_path.with_suffix("")
+        if path.is_file():
+            raise CheckpointError(f"file '{path}' is no checkpoint of chop (.pt and .mz).{hint}")
+        raise CheckpointError(f"there is no checkpoint '{path}'.{hint}")
     raise CheckpointError(
         f"'{missing[0]}' is missing: a checkpoint is two files, .pt with weights and .mz with the "
         "graph. Copy both, or write it again."

@@ -110,10 +110,9 @@ def few_rows(x: Tensor, packed: Packed, bias: Tensor | None) -> Tensor | None:
     if known is None or x.dtype != torch.float32 or packed.tensor_scale is not None:
         return None
     reader, most = known
-    columns = packed.shape[1]
-    if x.ndim == 0 or x.size(-1) != columns or not 0 < x.numel() <= most * columns:
+    if not (_fit(x, packed.shape, bias) and x.numel() <= most * packed.shape[1]):
         return None
-    if bias is not None and not (bias.dtype == torch.float32 and _fit(x, packed.shape, bias)):
+    if bias is not None and bias.dtype != torch.float32:
         return None
     is_contiguous = x.is_contiguous() and (bias is None or bias.is_contiguous())
     return _by_codes(reader, x, packed, bias) if is_contiguous and reader.takes(packed) else None

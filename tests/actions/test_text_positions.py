@@ -1,0 +1,62 @@
+"""Lengths of texts beside the positions of a model."""
+
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    BertConfig,
+    BertModel,
+    LlamaConfig,
+    LlamaModel,
+    OPTConfig,
+    OPTModel,
+    RobertaConfig,
+    RobertaModel,
+)
+
+from chop.base.notices import collected_assumptions
+from chop.errors import ConfigError
+from chop.workloads.checkpoint import check_positions
+
+SIZES = {
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "vocab_size": 16,
+    "max_position_embeddings": 12,
+}
+WIDE = {**SIZES, "intermediate_size": 8}
+LENGTHS = {
+    "bert": (BertModel, BertConfig(**WIDE), 12),
+    "roberta": (RobertaModel, RobertaConfig(**WIDE, pad_token_id=1), 10),
+    "opt": (OPTModel, OPTConfig(**SIZES, ffn_dim=8, word_embed_proj_dim=8), 12),
+}
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+@torch.no_grad()
+def test_the_longest_text_is_the_longest_that_the_model_computes(name):
+    cls, config, longest = LENGTHS[name]
+    model = cls(config).eval()
+    check_positions(longest, model)
+    model(input_ids=torch.full((1, longest), 5))
+    with pytest.raises(ConfigError, match=f"max_length: got {longest + 1} .* at most {longest}"):
+        check_positions(longest + 1, model)
+    with pytest.raises((IndexError, RuntimeError)):
+        model(input_ids=torch.full((1, longest + 1), 5))
+
+
+def test_texts_beyond_rotary_positions_are_an_assumption():
+    model = LlamaModel(LlamaConfig(**WIDE))
+    with collected_assumptions() as assumed:
+        check_positions(12, model)
+        assert not assumed
+        check_positions(13, model)
+    assert "13 tokens" in assumed[0].text
+
+
+@pytest.mark.parametrize("config", [{"max_position_embeddings": 4}, None])
+def test_a_configuration_of_one_s_own_has_no_positions(config):
+    model = nn.Linear(2, 2)
+    model.config = config
+    check_positions(5, model)
