@@ -179,8 +179,6 @@ def test_half_a_checkpoint_is_named_by_its_missing_file(message, missing, name, 
             "data: 60 of 60 rows have infinite numbers, in float32 with a maximum of 3.4e38",
         ),
         (
-<<<<<<< HEAD
-=======
             compress("net.py:Net", "titled.csv"),
             "file 'titled.csv': the first line, '# rows', has fewer columns. The first line must",
         ),
@@ -196,7 +194,6 @@ def test_half_a_checkpoint_is_named_by_its_missing_file(message, missing, name, 
         (compress("net.h5", "rows.csv"), "model 'net.h5': expected a PyTorch model, such as"),
         (compress("net.onnx", "rows.csv"), "model: 'net.onnx' is an ONNX file, which only chop"),
         (
->>>>>>> w/wrong2
             compress("net.py:Net", "wide.csv"),
             "file 'wide.csv': line 1 has NUL bytes, so that it is",
         ),

@@ -115,7 +115,7 @@ def test_weights_that_are_not_finite_are_refused(tmp_path):
 @TOOLS
 def test_a_circuit_without_loadable_weights_is_refused(tmp_path):
     settings = {**SETTINGS, "formats": "mxint", "weight_memory": "loadable"}
-    with pytest.raises(ConfigError, match="weight_memory: no layer of this circuit has loadable"):
+    with pytest.raises(ConfigError, match="weight_memory: this circuit has no loadable weights"):
         emit(EmitConfig(out=tmp_path / "out", **settings), workload())
 
 

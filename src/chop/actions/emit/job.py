@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Container, Mapping
 from dataclasses import asdict, replace
 from functools import partial
@@ -14,8 +13,10 @@ from chop.actions.emit.check import check_again
 from chop.actions.emit.decoding import decoder_memory, decoding_blocks
 from chop.actions.emit.load import (
     QUANTIZED,
+    check_loadable,
     circuit_with_weights,
     config_of_circuit,
+    copy_folds,
     lower_again,
 )
 from chop.actions.emit.lower import Lowering, accuracy_sentence, integer_outcome, lower_workload
@@ -42,14 +43,7 @@ from chop.base.files import atomic_folder, recover_folder, write_text
 from chop.base.files.locks import LOCK_FILE
 from chop.errors import CheckpointError, ConfigError, UnavailableError
 from chop.formats import parse_format_string
-from chop.hardware.check.emitted import (
-    FOLDS,
-    KIND,
-    display_step,
-    verify,
-    write_circuit,
-    write_folds,
-)
+from chop.hardware.check.emitted import KIND, display_step, verify, write_circuit, write_folds
 from chop.hardware.check.project import BOARD, BUILD, Project, describe_project
 from chop.hardware.check.vectors import get_codes
 from chop.hardware.check.verify import Codes, checks, trace
@@ -262,12 +256,9 @@ def _plan(
         design = emit_design(lowering.integer, config.fold)
     else:
         design = emit_design(lowering.integer, folding.fold, folds=folding.folds, soft=folding.soft)
-    if config.weight_memory == "loadable" and design.load is None:
-        raise ConfigError(
-            "weight_memory: no layer of this circuit has loadable weights. Expected a linear layer "
-            "or a convolution with weights in a fixed-point format; use fixed weights."
-        )
-    if config.wrap != "none" and config.weights_from is None:
+    if config.weight_memory == "loadable":
+        check_loadable(design)
+    if config.wrap != "none" and config.weights_from is None:  # weights come with their wrapper
         design = with_axi_ports(design, config.wrap)
     if config.place:
         check_fits(design, config.placed_on, has_multipliers)
@@ -281,8 +272,7 @@ def _folding(config: EmitConfig, lowering: Lowering, folder: Path) -> Folding | 
     if config.device is None:
         return None
     if config.weights_from is not None:
-        assert config.start_from is not None
-        shutil.copyfile(config.start_from / FOLDS, folder / FOLDS)
+        copy_folds(config, folder)
         return None
     with display_step(f"folding for {config.device}"):
         folding = fold_for(lowering.integer, parse_device(config.device))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
@@ -15,7 +16,7 @@ from chop.base.files.reading import read_text
 from chop.errors import CheckpointError, ConfigError, enumerate_names
 from chop.formats import NumberFormat
 from chop.formats.elements import Fixed
-from chop.hardware.check.emitted import KIND, emitted_again
+from chop.hardware.check.emitted import FOLDS, KIND, emitted_again
 from chop.hardware.check.project import describe_project
 from chop.hardware.design.design import Design
 from chop.hardware.design.instances import Instance
@@ -64,6 +65,21 @@ def config_of_circuit(config: EmitConfig) -> EmitConfig:
         if given not in (value, usual[name]):
             raise ConfigError(f"{name}: '{folder}' has {value}, got {given}; leave it out.")
     return replace(config, **own)
+
+
+def check_loadable(design: Design) -> None:
+    """Raises ConfigError if a circuit that was to load its weights has only fixed ones."""
+    if design.load is None:
+        raise ConfigError(
+            "weight_memory: this circuit has no loadable weights, which are those of linear layers "
+            "and convolutions in formats without shared exponents; use fixed."
+        )
+
+
+def copy_folds(config: EmitConfig, folder: Path) -> None:
+    """Copies the folds of the circuit in `config.start_from` into a folder."""
+    assert config.start_from is not None
+    shutil.copyfile(config.start_from / FOLDS, folder / FOLDS)
 
 
 def lower_again(workload: Workload, config: LoweringConfig, rows: int) -> Lowering:

@@ -470,14 +470,15 @@ def _check_is_node(node: object, where: str) -> None:
 def _leaves(
     custom_ops: Mapping[str, Any] | Iterable[type[nn.Module] | str] | None,
 ) -> tuple[type[nn.Module] | str, ...]:
-    if isinstance(custom_ops, Mapping):
-        for key in custom_ops:
+    given: Any = custom_ops or ()
+    if isinstance(given, Mapping):
+        for key in given:
             if key not in ("modules", "functions"):
                 choices = ("modules", "functions")
                 raise ConfigError(f"custom_ops: unknown key '{key}': {did_you_mean(key, choices)}")
-        custom_ops = custom_ops.get("modules", ())
-    is_listed = isinstance(custom_ops, Iterable) and not isinstance(custom_ops, str)
-    given = tuple(custom_ops) if is_listed else custom_ops or ()
+        given = given.get("modules", ())
+    if isinstance(given, Iterable) and not isinstance(given, str):
+        given = tuple(given)
     own_leaves = convert(given, tuple[Any, ...], "custom_ops")
     listed = (cls for row in OPS.values() for cls in row.modules)
     own = (cls for cls in listed if not cls.__module__.startswith("torch."))
