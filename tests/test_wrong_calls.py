@@ -35,6 +35,29 @@ def with_nan():
     return model
 
 
+class Dropping(nn.Module):
+    """Drops outputs in evaluation mode as well."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 2)
+
+    def forward(self, x):
+        return nn.functional.dropout(self.layer(x))
+
+
+class First(Dropping):
+    """Returns a single row for a batch."""
+
+    def forward(self, x):
+        return self.layer(x[:1])
+
+
+def clears(model):
+    nn.init.zeros_(model[0].weight)
+    return 1.0
+
+
 def graph():
     return MaseGraph(net(), dummy_in={"input": X[:4]})
 
@@ -75,6 +98,19 @@ def graph():
         ),
         (lambda: chop.compress(net(), (None, Y)), "of arrays, got None for X; pass one value"),
         (lambda: MaseGraph.from_checkpoint(__file__), "file '.*py' is no checkpoint of chop"),
+        (
+            lambda: chop.compress(net(), (X, Y), evaluate=clears, **SMALL, out="o"),
+            r"evaluate 'clears': changes the weights of the model \(0.weight\)",
+        ),
+        (
+            lambda: evaluate(First(), (X, Y)),
+            r"expected logits of \(B, C\) and labels of \(B,\), got \(1, 2\) and \(40,\)",
+        ),
+        (lambda: chop.quantize(net(), data=["a", "b"]), "got the text 'a'; tokenize texts"),
+        (
+            lambda: MaseGraph(net(), cf_args={"foo": 1}),
+            "expected a parameter of Sequential.forward",
+        ),
         (lambda: graph().fit({"foo": X}), "the graph has no input 'foo': choose from: input"),
         (lambda: graph().export("folder/"), "'folder/': expected a path with a file name"),
         (
@@ -159,6 +195,14 @@ def test_test_rows_that_are_training_rows_are_reported(caplog):
     few = torch.zeros(60, 8)
     Workload.of(net(), (few[:40], Y), (few[40:], Y[:20]))
     assert "training rows" not in caplog.text
+
+
+def test_outputs_that_change_from_call_to_call_are_reported(caplog):
+    Workload.of(Dropping(), (X, Y))
+    assert "draws random numbers in evaluation mode" in caplog.text
+    caplog.clear()
+    Workload.of(nn.Sequential(nn.Linear(8, 2), nn.Dropout()), (X, Y))
+    assert "draws random numbers" not in caplog.text
 
 
 def test_columns_that_no_input_takes_are_reported(caplog):

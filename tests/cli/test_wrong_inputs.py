@@ -92,6 +92,8 @@ def place(tmp_path_factory):
     for name in ("net.h5", "net.onnx"):
         (folder / name).write_text("x")
     (folder / "titled.csv").write_text("# rows\na,b,c,label\n1,2,3,0\n")
+    (folder / "untrained").mkdir()
+    table(folder / "untrained" / "test.csv", [(i, i % 3, i % 5, i % 2) for i in RANGE])
     (folder / "titles.csv").write_text("# rows\n# of today\na,b,c,label\n1,2,3,0\n")
     (folder / "trailing.csv").write_text("a,b,c,label,\n" + "1,2,3,0,\n4,5,6,1,\n" * 9)
     (folder / "wide.csv").write_bytes("a,b,c,label\n1,2,3,0\n".encode("utf-16-le"))
@@ -190,6 +192,10 @@ def test_half_a_checkpoint_is_named_by_its_missing_file(message, missing, name, 
             compress("net.py:Net", "trailing.csv"),
             "data: no row of the split 'train' has a number in the column 'Unnamed: 4': the column "
             "is empty",
+        ),
+        (
+            compress("net.py:Net", "untrained"),
+            "data set 'untrained' has no labeled split 'train': found ['test']. Add one, such as",
         ),
         (compress("net.h5", "rows.csv"), "model 'net.h5': expected a PyTorch model, such as"),
         (compress("net.onnx", "rows.csv"), "model: 'net.onnx' is an ONNX file, which only chop"),

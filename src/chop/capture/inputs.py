@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,30 @@ def check_example(example: object, where: str) -> None:
             )
 
 
+def check_parameters(
+    model: nn.Module, names: Iterable[str], allows_others: bool = True
+) -> Mapping[str, inspect.Parameter]:
+    """Checks names of inputs and returns the parameters of the model's `forward`.
+
+    Args:
+        model: any module.
+        names: names of inputs.
+        allows_others: accept any name if `forward` has `**kwargs`.
+    Raises:
+        ConfigError: if a name is not a parameter.
+    """
+    parameters = inspect.signature(model.forward).parameters
+    if allows_others and any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return parameters
+    for name in names:
+        if name not in parameters:
+            raise ConfigError(
+                f"expected a parameter of {type(model).__name__}.forward, got {name!r}; "
+                f"{did_you_mean(name, parameters)}"
+            )
+    return parameters
+
+
 def dummy_inputs(
     model: nn.Module,
     names: Sequence[str] | None = None,
@@ -66,13 +90,7 @@ def dummy_inputs(
         ConfigError: a name is not a parameter of `forward`.
         CaptureError: the inputs cannot be derived; pass `dummy_in`.
     """
-    parameters = inspect.signature(model.forward).parameters
-    for name in names or ():
-        if name not in parameters:
-            raise ConfigError(
-                f"expected a parameter of {type(model).__name__}.forward, got {name!r}; "
-                f"{did_you_mean(name, parameters)}"
-            )
+    check_parameters(model, names or (), allows_others=False)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         if not _has_config(model):

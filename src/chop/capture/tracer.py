@@ -6,7 +6,6 @@ sizes, and every torch call becomes a node. Parts that cannot be traced become l
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from torch import nn
 
 from chop.base.nested import tree_map
 from chop.capture.huggingface.patches import hf_capture_patches
-from chop.capture.inputs import dummy_inputs, is_guessed
+from chop.capture.inputs import check_parameters, dummy_inputs, is_guessed
 from chop.capture.recording.source import definition_line
 from chop.capture.recording.untraced_effects import check_initialized
 from chop.capture.tensor_kinds import check_kinds
@@ -50,7 +49,7 @@ from chop.captured.state import outer_values
 from chop.captured.state.outer_values import OuterValues
 from chop.captured.state.python_state import Key
 from chop.captured.wrappers import check_has_python, unwrapped
-from chop.errors import CaptureError, ConfigError, GuardError, did_you_mean
+from chop.errors import CaptureError, ConfigError, GuardError
 
 if TYPE_CHECKING:
     from chop.capture.fallback import Fallback
@@ -265,14 +264,7 @@ def _choose_inputs(
     """Returns the example inputs that become placeholders, in signature order."""
     if inputs is None:
         inputs = dummy_inputs(model, names)
-    parameters = inspect.signature(model.forward).parameters
-    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        for name in [*inputs, *(names or ())]:
-            if name not in parameters:
-                raise ConfigError(
-                    f"expected a parameter of {type(model).__name__}.forward, got {name!r}; "
-                    f"{did_you_mean(name, parameters)}"
-                )
+    parameters = check_parameters(model, [*inputs, *(names or ())])
     chosen = set(inputs if names is None else names)
     missing = chosen - inputs.keys()
     if missing:

@@ -374,8 +374,8 @@ def _train_and_test(
         if "train" in splits and label_column(columns) is None:
             raise ConfigError(_without_label(splits, name))
         raise ConfigError(
-            f"data set '{name}' has no labeled split 'train': found {sorted(splits)}; number "
-            "labels from 0."
+            f"data set '{name}' has no labeled split 'train': found {sorted(splits)}. "
+            + ("Number labels from 0." if "train" in splits else "Add one, such as train.csv.")
         )
     _check_labels(labeled, unlabeled, name, label)
     if "test" in labeled:

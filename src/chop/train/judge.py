@@ -83,6 +83,7 @@ class Judge:
             ConfigError: if the function raises or does not return numbers.
         """
         model = _as_given(model)
+        before = _sums(model)
         with torch.no_grad(), matmul_precision("highest"), cached_weights(model), eval_mode(model):
             try:
                 given = self.function(model)
@@ -90,6 +91,12 @@ class Judge:
                 raise
             except (Exception, SystemExit) as error:
                 raise ConfigError(f"{self.title}: {_reason(self.function, error)}") from error
+        changed = [name for name, total in _sums(model).items() if total != before.get(name)]
+        if changed:
+            raise ConfigError(
+                f"{self.title}: changes the weights of the model ({changed[0]}), which is saved "
+                "afterwards; let it work on copy.deepcopy(model)."
+            )
         return self._numbers(given)
 
     def score(self, model: nn.Module) -> Score:
@@ -120,6 +127,12 @@ class Judge:
         # Rows that are right or wrong stay bool, of which the mean is a share.
         rows = scores if scores.dtype == torch.bool else scores.double()
         return rows.reshape(-1), scores.dim() == 1
+
+
+def _sums(model: nn.Module) -> dict[str, float]:
+    """Returns the sum of each parameter, which shows changes of its numbers."""
+    real = (pair for pair in model.named_parameters() if not pair[1].is_meta)
+    return {name: float(x.detach().sum(dtype=torch.float64).nan_to_num()) for name, x in real}
 
 
 def _as_given(model: nn.Module) -> nn.Module:

@@ -212,6 +212,8 @@ def _named(item: Any) -> Mapping[str, Any]:
         return {**item[0], **label_columns(item[1])}
     if isinstance(item, tuple | list) and len(item) > 1:
         return _by_position(item)
+    if isinstance(item, str):
+        raise NoLabelsError(f"expected rows of numbers, got the text {item!r:.40}; tokenize texts.")
     raise NoLabelsError(
         f"expected each row to be a mapping or (x, label), got {type(item).__name__}; pass arrays "
         "as (inputs, labels)."

@@ -52,7 +52,7 @@ def _one_class_each(logits: Tensor, labels: Tensor) -> Pair:
             "task 'classification': the model returns class numbers, as argmax does. Return the "
             "scores of the classes (logits), (B, C), instead."
         )
-    if logits.dim() != 2 or labels.dim() != 1:
+    if logits.dim() != 2 or labels.dim() != 1 or len(logits) != len(labels):
         raise unfit("classification", "(B, C) and labels of (B,)", logits, labels)
     return _counted(logits, labels, labels != IGNORED)
 

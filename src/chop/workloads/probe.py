@@ -68,7 +68,10 @@ def check_forward(model: nn.Module, rows: Rows, name: str, dataset: str) -> None
     skipped = _skipped_columns(model, rows, inputs, name)
     try:
         with torch.no_grad(), torch.random.fork_rng(), eval_mode(model):
+            state = torch.get_rng_state()
             output = model(**inputs)
+            draws = not torch.equal(state, torch.get_rng_state())
+            is_random = draws and _differ(output, model(**inputs))
     except ChopError:
         raise
     except (Exception, SystemExit) as error:
@@ -83,8 +86,22 @@ def check_forward(model: nn.Module, rows: Rows, name: str, dataset: str) -> None
             f"{in_words(current_assumptions())}"
         ) from error
     _check_is_no_nan(model, output, name, dataset)
+    if is_random:
+        assume(
+            f"'{name}' draws random numbers in evaluation mode, and its outputs change from call "
+            "to call. A common cause is F.dropout without training=self.training.",
+            log,
+        )
     if skipped and name != "teacher":
         assume(f"{skipped.strip()} They are not used.", log)
+
+
+def _differ(output: Any, other: Any) -> bool:
+    """Returns True if tensors of two outputs differ; NaN equals NaN."""
+    pairs = zip(tensors_in(output), tensors_in(other), strict=False)
+    return any(
+        x.shape != y.shape or not torch.equal(x.nan_to_num(), y.nan_to_num()) for x, y in pairs
+    )
 
 
 def _check_is_no_nan(model: nn.Module, output: Any, name: str, dataset: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Literal, NoReturn
 from torch import fx, nn
 
 from chop.base.files import Picture
-from chop.capture.inputs import check_example
+from chop.capture.inputs import check_example, check_parameters
 from chop.captured.module import CapturedModule
 from chop.captured.nodes.modes import mode_paths, settle
 from chop.captured.overrides import why_not_copyable
@@ -81,6 +81,7 @@ class MaseGraph:
             self._set_captured(model)
             return
         fixed = dict(cf_args or {})
+        check_parameters(model, fixed)
         guess = ProvisionalCapture(model, hf_input_names, _leaves(custom_ops), fixed, strict)
         if dummy_in is not None:
             self._set_captured(guess.recapture(dummy_in, None))
