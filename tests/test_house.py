@@ -21,7 +21,7 @@ BOUNDS = {
     "lines that are not blank": 133_300,
     "functions per 1,000 lines of logic": 108,
     "public functions and classes": 3_645,
-    "lines of the longest file": 500,
+    "lines of the longest file": 491,
 }
 SLACK = 0.02
 """Share of a bound by which a figure may lie below it."""

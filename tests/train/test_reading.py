@@ -216,7 +216,7 @@ def test_a_loader_of_several_inputs_and_several_outputs(size):
     [
         ({"x": {0: TX, 1: TX}, "labels": TY}, "got a mapping with 0, 1; pass each as a column"),
         ([([x, x[:2]], y) for x, y in SET], "got parts of different shapes"),
-        (((TX, TX), None), "expected .* of arrays, got None; pass a label per row"),
+        (((TX, TX), None), "expected .* of arrays, got None for [Xy]; pass one value per row"),
         (((TX, TX), []), "of one length, inputs first and labels last, got 3 of"),
     ],
 )

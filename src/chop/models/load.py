@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-OF_OTHERS = (".h5", ".hdf5", ".keras", ".tflite", ".pb")
+FOREIGN_SUFFIXES = (".h5", ".hdf5", ".keras", ".tflite", ".pb")
 """Suffixes of models of other libraries, which neither chop nor torch reads."""
 AUTO_CLASSES = {
     "text-classification": "AutoModelForSequenceClassification",
@@ -256,7 +256,7 @@ def read_config(name: str, num_labels: int | None = None) -> PreTrainedConfig:
     if ".py:" in name:
         raise ConfigError(f"model '{name}': expected a class or function, such as net.py:Net.")
     if Path(name).is_file():
-        if name.lower().endswith(OF_OTHERS):
+        if name.lower().endswith(FOREIGN_SUFFIXES):
             raise ConfigError(f"model '{name}': expected a PyTorch model, such as file.py:Net.")
         as_own = f"{name}:Net" if name.endswith(".py") else f"file.py:Net --weights {name}"
         raise ConfigError(

@@ -91,7 +91,8 @@ class Judge:
                 raise
             except (Exception, SystemExit) as error:
                 raise ConfigError(f"{self.title}: {_reason(self.function, error)}") from error
-        changed = [name for name, total in _sums(model).items() if total != before.get(name)]
+        after = _sums(model)
+        changed = [name for name, total in before.items() if total != after.get(name)]
         if changed:
             raise ConfigError(
                 f"{self.title}: changes the weights of the model ({changed[0]}), which is saved "
