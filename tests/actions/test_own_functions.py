@@ -18,7 +18,7 @@ from chop.actions.search.nas import JOB as NAS_JOB
 from chop.actions.search.precision import JOB
 from chop.actions.search.settings import NasConfig, PrecisionConfig
 from chop.cli.app import app
-from chop.errors import ConfigError
+from chop.errors import ConfigError, options_in_messages
 from chop.problems.mixed_precision.problem import PrecisionProblem
 from chop.workloads.workload import Workload, raise_to_graph
 
@@ -132,7 +132,8 @@ def test_a_loss_of_the_user_trains_formats_back(files):
 
 
 def test_training_needs_a_loss(files):
-    with pytest.raises(ConfigError, match="^qat_epochs: training needs a loss"):
+    reason = "^qat_epochs: training needs a loss"
+    with options_in_messages(False), pytest.raises(ConfigError, match=reason):
         compressed(files, files["closeness"], qat_epochs=3)
 
 

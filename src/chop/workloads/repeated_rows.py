@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
+from torch import Tensor
+
 from chop.base.notices import assume, get_logger
 from chop.train import Rows
 
 log = get_logger(__name__)
-MOST_ROWS = 2**17
+MOST_ROWS = 2**14
 """Number of rows of a split that are compared."""
 LARGE_SHARE = 0.5
 """Share of repeated test rows that is reported. Some rows occur twice in most tables."""
@@ -40,4 +43,9 @@ def _hashes(rows: Rows) -> list[int]:
     """Returns a hash of the inputs and the label of each row."""
     columns = [*rows.columns.values(), rows.labels]
     count = min(len(rows), MOST_ROWS)
-    return [hash(tuple(column[i].numpy().tobytes() for column in columns)) for i in range(count)]
+    return [hash(tuple(_bytes(column[i]) for column in columns)) for i in range(count)]
+
+
+def _bytes(x: Tensor) -> bytes:
+    """Returns the memory of a tensor, also of dtypes that NumPy lacks."""
+    return x.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,7 @@ from chop.actions.search.compare import compare_searches
 from chop.actions.search.job import BEST_FILE, SearchJob, get_settings, run_search
 from chop.actions.search.settings import SearchConfig
 from chop.base.files.documents import read_json
+from chop.base.notices import AdjustedWarning
 from chop.errors import CheckpointError, ConfigError
 from chop.search.location import MEMORY
 from chop.search.objective import select_objectives
@@ -64,12 +66,15 @@ def list_searches(job: SearchJob[Any], config: Config) -> dict[str, list[Config]
             labels = [part] if part and len(samplers) == 1 else [part, sampler]
             own = {**settings, "sampler": sampler, "samplers": (), "seeds": 1}
             tags = [NOT_OF_STUDIES.sub("-", tag) for tag in (config.study, part, sampler) if tag]
-            curves[", ".join(filter(None, labels))] = [
-                dataclasses.replace(
-                    config, **own, seed=seed, name="-".join([*tags, f"seed-{seed}"])
-                )
-                for seed in range(config.seed, config.seed + config.seeds)
-            ]
+            with warnings.catch_warnings():
+                # Values that a format of the search cannot have are those of other formats.
+                warnings.simplefilter("ignore", AdjustedWarning)
+                curves[", ".join(filter(None, labels))] = [
+                    dataclasses.replace(
+                        config, **own, seed=seed, name="-".join([*tags, f"seed-{seed}"])
+                    )
+                    for seed in range(config.seed, config.seed + config.seeds)
+                ]
     return curves
 
 
