@@ -83,8 +83,8 @@ def test_a_folder_without_data_is_refused(tmp_path):
 
 def test_a_data_set_without_labels_is_refused():
     plain = Dataset.from_dict({"text": ["a", "b"]})
-    told = "no column 'labels' or 'label', only 'text', as a .txt file or a JSON list has"
-    with pytest.raises(ConfigError, match=told):
+    reason = "no column 'labels' or 'label', only 'text', as a .txt file or a JSON list has"
+    with pytest.raises(ConfigError, match=reason):
         load_dataset(DatasetDict(train=plain))
     with pytest.raises(ConfigError, match="no labeled split 'train': found .'test'."):
         load_dataset(DatasetDict(test=plain))

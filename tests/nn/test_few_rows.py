@@ -21,7 +21,7 @@ def _loops():
 
 @pytest.fixture
 def taken(monkeypatch):
-    """Whether each product was one of few rows."""
+    """Records of each product: True if it was one of few rows."""
     found, call = [], packed.few_rows
 
     def counted(*operands):

@@ -12,7 +12,7 @@ from chop.train import Rows
 
 log = get_logger(__name__)
 MOST_ROWS = 2**14
-"""Number of rows of a split that are compared."""
+"""Number of rows at the start of a split that are compared."""
 LARGE_SHARE = 0.5
 """Share of repeated test rows that is reported. Some rows occur twice in most tables."""
 
@@ -32,9 +32,10 @@ def report_repeated_rows(rows: Mapping[str, Rows]) -> None:
     known = set(train)
     repeated = sum(each in known for each in test)
     if repeated > LARGE_SHARE * len(test) and len(known) > LARGE_SHARE * len(train):
+        first = "the first " if len(rows["test"]) > len(test) else ""
         assume(
-            f"{repeated} of {len(test)} test rows are also training rows, so that results on the "
-            "test rows may be too good. Use rows that the model was not trained on.",
+            f"{repeated} of {first}{len(test)} test rows are also training rows, so that results "
+            "on the test rows may be too good. Use rows that the model was not trained on.",
             log,
         )
 
