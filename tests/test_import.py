@@ -67,6 +67,7 @@ def test_transformers_that_is_there_already_knows_our_folders():
     assert told.splitlines() == ["True", "mxint:width=4"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("module", "name", "near"),
     [

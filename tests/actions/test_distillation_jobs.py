@@ -252,6 +252,7 @@ def test_the_weight_of_layers_needs_their_comparison():
         own.tuning(1, None, PruneSweepConfig(**given, distill_hidden="none"))
 
 
+@pytest.mark.long
 def test_architectures_learn_the_given_model(tmp_path, monkeypatch):
     data = load_dataset("digits", limit=80)
     split = read_rows(data["train"]), read_rows(data["test"])

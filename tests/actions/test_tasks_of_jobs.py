@@ -158,6 +158,7 @@ def trained(tmp_path, monkeypatch):
     return model, settings
 
 
+@pytest.mark.long
 def test_a_folder_of_pictures_and_masks(trained):
     model, settings = trained
     found = compress(CompressConfig(**settings, keep_best=True))

@@ -102,6 +102,7 @@ def sent_by(folder: str) -> dict[str, dict[str, int]]:
     return found
 
 
+@pytest.mark.long
 def test_megatron_sends_two_sums_per_block(tmp_path: Any):
     for model in SENT:
         graph_of(model).export(tmp_path / model)

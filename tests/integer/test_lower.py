@@ -121,8 +121,8 @@ APPROXIMATE = ("softmax", "layer_norm")
 
 
 @pytest.mark.parametrize(("bits", "limit"), [("small", 1e-3), ("exact", 1e-5)])
-@pytest.mark.parametrize("trained", [False, pytest.param(True, marks=pytest.mark.long)])
-@pytest.mark.sampled(1)
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.long
 def test_vit_differs_in_softmax_and_norms_alone(bits, limit, trained):
     quantized, integer, info, batch = lowered("vit", trained, internal_bits=bits)
     rows = info["operators"]

@@ -45,7 +45,7 @@ def verified(monkeypatch):
     return counts, note
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["gpt-tiny", "llama"])
 @pytest.mark.parametrize("way", ["assistant", "prompt lookup"])
 def test_the_greedy_text_is_the_same(name, way, decoders, verified):

@@ -197,7 +197,7 @@ def test_a_folder_that_transformers_does_not_read_names_chop(tmp_path):
     assert "pip install modelopt" not in text and "from_pretrained" not in text
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.long
 @pytest.mark.parametrize("name, package", [("compressed-tensors", None), ("gptq", "gptqmodel")])
 def test_folders_of_other_tools_have_a_card(tmp_path, name, package):
     mg = quantized(captured("Llama"), {"linear": "group_integer:width=4"})

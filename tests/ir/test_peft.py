@@ -123,7 +123,7 @@ def test_adapters_are_merged_into_the_codes(packed, tuner, tmp_path):
     assert torch.equal(logits(reload(merged, tmp_path)), stored)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("start", ["pissa", "pissa_niter_4", "olora", "gaussian", "orthogonal"])
 def test_adapters_start_as_the_model(packed, start):
     # Float: the base without what the adapter takes over. Packed: the same, rounded.

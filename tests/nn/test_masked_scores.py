@@ -222,6 +222,7 @@ def stays_within_a_token(fmt):
 WITHIN_A_TOKEN = [fmt for fmt in DETERMINISTIC if stays_within_a_token(fmt)]
 
 
+@pytest.mark.long
 @subcases("fmt", WITHIN_A_TOKEN, ids=lambda fmt: fmt.label)
 def test_no_query_sees_what_an_attention_hides(fmt):
     assert len(WITHIN_A_TOKEN) > 40

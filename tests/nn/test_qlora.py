@@ -86,7 +86,7 @@ HOW = {
 }
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.long
 @pytest.mark.parametrize(("how", "weight"), [(how, x) for how, many in HOW.items() for x in many])
 def test_gradients_are_those_of_the_decoded_model_without_its_weights(how, weight):
     model = copy.deepcopy(packed(weight, exact=how == "exact").to_module())

@@ -85,7 +85,7 @@ def outputs(model, batches):
 
 @pytest.mark.parametrize("start", ["nearest", "gptq"])
 @pytest.mark.parametrize("weight", FORMATS)
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_blocks_come_nearer_to_float(weight, start):
     model, mg = decoder()
     nearest = quantized(mg, weight)

@@ -141,6 +141,7 @@ def test_twice_is_another_rotation(llama):
     torch.testing.assert_close(again.model(**BATCH).logits, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 @torch.no_grad()
 def test_blocks_and_what_is_not_rotated_online(llama):
     _, expected, mg, _, _ = llama

@@ -43,7 +43,8 @@ def shard_several(meshes, joined):
     return found
 
 
-@pytest.mark.parametrize("joined", [pytest.param(False, marks=pytest.mark.long), True])
+@pytest.mark.long
+@pytest.mark.parametrize("joined", [False, True])
 def test_several_models_on_several_meshes(joined):
     meshes = [2, (2, 1)] if joined else [(1, 2), (1, 2)]
     first, second = cluster.run(shard_several, 2, meshes, joined)

@@ -109,6 +109,7 @@ def test_the_manifest_has_planned_and_kept_depths_beside_fills(shrunk):
         assert found == (by_name if row["simulator"] == "verilator" else dict.fromkeys(by_name))
 
 
+@pytest.mark.long
 @needs_tools
 def test_the_page_tells_depths_and_what_they_save(shrunk):
     out, result = shrunk

@@ -106,6 +106,7 @@ def test_numbers_of_rows_are_those_of_texts_one_by_one(folders, tmp_path):
         assert measured.interval[0] <= measured.value <= measured.interval[1]
 
 
+@pytest.mark.long
 def test_weights_stay_packed(folders, tmp_path):
     from chop.nn.packed import PackedLinear
 
@@ -306,6 +307,7 @@ def test_answers_that_no_evaluation_writes_are_one_sentence(wrong):
         get_result(kept, TASKS["classification"])
 
 
+@pytest.mark.long
 def test_classifiers_are_judged_on_their_rows(tmp_path):
     from transformers import BertConfig, BertForSequenceClassification
 

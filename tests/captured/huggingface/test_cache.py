@@ -280,6 +280,7 @@ def test_a_cache_is_asked_for_by_name() -> None:
         without.model.generate(**prompts())
 
 
+@pytest.mark.long
 def test_what_a_graph_cannot_follow_is_said() -> None:
     torch.manual_seed(0)
     sizes: Any = {"hidden_size": 32, "n_layer": 1, "n_head": 4, "vocab_size": 100}

@@ -103,7 +103,7 @@ def test_the_library_decodes_each_expert_to_the_values_of_the_codes(recipe, tmp_
 
 
 @pytest.mark.parametrize("recipe", ["W4A16", "FP8", "W8A8 and W4A16"])
-@pytest.mark.sampled(1)
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:You passed `quantization_config`")
 def test_transformers_loads_dequantized_mixtures(recipe, tmp_path):
     pytest.importorskip("compressed_tensors", reason="compressed-tensors reads the folders")

@@ -192,7 +192,7 @@ def with_inputs(graph, weight, data_in, by="type", **rules):
 
 
 @pytest.mark.parametrize("name", W8A8, ids=lambda name: name.replace(" ", "-"))
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_what_we_write_is_read_by_the_library_and_by_us(name, tmp_path):
     pytest.importorskip("compressed_tensors", reason="compressed-tensors reads the folder")
     mg = with_inputs(captured("Llama"), *W8A8[name])

@@ -364,7 +364,7 @@ def with_zeros():
     return MaseGraph(model)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.long
 @pytest.mark.parametrize("fmt", ["mxint:width=8", "mxint:width=4", "mxfp:width=4"])
 def test_blocks_of_zeros_have_any_scale(fmt, with_zeros, tmp_path):
     check(quantized(with_zeros, fmt), tmp_path / "model.gguf")

@@ -246,7 +246,7 @@ class Images(nn.Module):
 
 @pytest.mark.parametrize("fold", [1, 30, 200])
 @pytest.mark.parametrize("name", DESIGNS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_the_latency_of_branches_and_windows_is_planned(name, fold, tmp_path):
     """Within 2 %: windows wait for rows, not for the interval; readers rejoin at the later one."""
     torch.manual_seed(0)

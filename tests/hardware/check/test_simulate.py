@@ -42,6 +42,7 @@ def test_every_code_of_odd_widths_is_compared_under_each_profile(tmp_path, simul
     )
 
 
+@pytest.mark.long
 def test_the_seed_decides_when_streams_stall(tmp_path):
     first, again, other = (run(tmp_path, profile=UNIFORM, seed=seed) for seed in (1, 1, 2))
     assert first == again and first.cycles != other.cycles and other.passed

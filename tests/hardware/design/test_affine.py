@@ -24,7 +24,7 @@ def channel_map(shape, seed=0, scale=1.0):
 @pytest.mark.parametrize(
     ("low", "high", "scale"), [(-100, 90, 0.01), (-(2**20), 2**21, 1e-6), (0, 1, 3.0)]
 )
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_batch_norm(shape, fold, low, high, scale):
     edge = Edge.of(1.0, low, high)
     check(IntegerBatchNorm(edge, channel_map(shape, 1, scale)), drawn(edge, *shape), fold=fold)

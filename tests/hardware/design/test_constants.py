@@ -189,7 +189,7 @@ def test_layers_with_equal_weights_share_a_module():
     assert planned((-8, 6)).module != first.module
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.long
 @pytest.mark.parametrize("operator", [IntegerReLU(EDGE), Requantize(EDGE, Grid(2.0, -8, 7))])
 def test_a_sample_in_a_beat_is_not_buffered_ahead_of_an_activation(operator):
     plan = check(operator, drawn(EDGE, 5), fold=1)

@@ -143,7 +143,7 @@ def test_convolution_in_groups(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_convolution(name):
     module, sizes, fold, profiles = CASES[name]
     operator = convolution(module, shift=len(name) % 3)

@@ -56,7 +56,7 @@ def test_relu(low, high, shape, fold):
     ("low", "high", "shape", "fold"),
     [(-128, 127, (17, 12), 51), (-127, 128, (10,), 2), (-1, 0, (1,), 1), (-(2**40), 7, (6,), 3)],
 )
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_negation(low, high, shape, fold):
     edge = Edge.of(0.5, low, high)
     check(IntegerNegate.from_quantized(None, [edge], OPTIONS), drawn(edge, *shape), fold=fold)
@@ -96,7 +96,7 @@ def test_table(low, high, entry_bits, shape, fold):
     ],
 )
 @pytest.mark.parametrize(("shape", "fold"), [((17, 12), 34), ((5,), 5)])
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_sums(kind, a, b, shape, fold):
     a, b = Edge.of(*a), Edge.of(*b)
     check(kind(a, b), drawn(a, *shape), drawn(b, *shape, seed=1), fold=fold)
@@ -120,7 +120,7 @@ def test_product(a, b, shape, fold):
 
 
 @pytest.mark.parametrize("factor", [0.125, -1.0, 0.1, -3.7e5, 12.0, 2.0**-40])
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_scale(factor):
     edge = Edge.of(0.5, -128, 101)
     check(IntegerScale(edge, factor), drawn(edge, 17, 5), fold=17)

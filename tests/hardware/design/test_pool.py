@@ -63,7 +63,7 @@ AVERAGES = [
 
 
 @pytest.mark.parametrize(("kind", "shape", "settings", "fold", "profiles"), AVERAGES)
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_avg_pool(kind, shape, settings, fold, profiles):
     call = Call([shape], settings)
     operator = kind.from_quantized(None, [BYTES], IntegerOptions(), call)

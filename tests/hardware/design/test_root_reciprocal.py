@@ -51,7 +51,7 @@ def test_roots_of_all_narrow_numbers(width):
 
 
 @pytest.mark.parametrize("width", [40, 61])
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_roots_of_wide_numbers(width):
     draw = random.Random(width)
     squares = [draw.randrange(1, 2 ** (width // 2)) ** 2 for _ in range(30)]

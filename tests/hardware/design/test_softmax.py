@@ -26,7 +26,7 @@ SOME = ("uniform", "bursts")
         ((8, 5), -1, Edge.of(0.01, 2, 2), "exact", ("none", *SOME)),
     ],
 )
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_softmax(shape, dim, edge, mode, profiles):
     operator = IntegerSoftmax(edge, shape[-1], dim, IntegerOptions(mode))
     entered = drawn(edge, *shape)

@@ -71,7 +71,7 @@ def test_every_bit_is_the_reference_s(simulated, dtype):
 
 
 @pytest.mark.parametrize("block_size", [1, 7, 32, 500])
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_every_code_and_scale_in_blocks_of_any_size(simulated, block_size):
     fmt = MXInt(8, block_size=block_size)
     encoded = fmt.encode(torch.zeros(33, 517))

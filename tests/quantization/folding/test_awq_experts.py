@@ -115,6 +115,7 @@ def test_experts_that_stay_as_they_are_are_named(case):
     assert torch.equal(mg.modules[DOWN].weight, captured(name).modules[DOWN].weight)
 
 
+@pytest.mark.long
 def test_scales_that_would_change_what_experts_compute_are_undone(monkeypatch):
     monkeypatch.setattr(ExpertScales, "_divide", lambda *_: None)
     with pytest.warns(UserWarning, match=f"not moved.*'{GATE_UP}': .* changes on batch"):

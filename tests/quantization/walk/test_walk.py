@@ -197,7 +197,7 @@ def folded_by_block(prepared, out, methods):
     "methods", [("awq",), ("smoothquant",), ("awq", "gptq"), ("smoothquant", "awq", "gptq")]
 )
 @pytest.mark.parametrize("kind, tied", [("llama", False), ("qwen2", True), ("gpt2", True)])
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_scales_are_those_of_the_whole_graph(tmp_path, monkeypatch, kind, tied, methods):
     monkeypatch.setattr("chop.quantization.walk.weights.SMALL", 100)  # matrices are read again
     expected, chosen = folded_in_memory(with_rule(kind, rules(*LAYERS), tied), methods)

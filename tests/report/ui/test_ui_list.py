@@ -251,7 +251,7 @@ def test_the_list_sorts_ticks_copies_and_advances(ask, tmp_path, root):
 @needs_browser
 @pytest.mark.parametrize("width", [1280, 400])
 @pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_no_serious_finding_of_axe(theme, width, ask, tmp_path):
     for path in ("/", "/compare?run=small&run=large"):
         text = ask(path)[1].replace("<script", f"<script>{STUB}</script><script", 1)
