@@ -22,13 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import training
 from cases import FORMATS, SPECS
 from torch import Tensor, nn
 
 import chop
 from chop import MaseGraph, passes
-from chop.formats import MXInt, NumberFormat, QuantSpec
+from chop.formats import NumberFormat, QuantSpec
 from chop.kernels import KERNELS, fake_quantize
 from chop.kernels.cpu.build import library
 from chop.models import get_model
@@ -112,20 +111,11 @@ def decoding(number_format: NumberFormat) -> Call:
     return partial(number_format.decode, number_format.encode(values(LARGE)))
 
 
-def decoding_half(number_format: NumberFormat) -> Call:
-    """The kernel, which decodes to bfloat16."""
-    parts = number_format.encode(values(LARGE))
-    key = number_format.key
-    stored = parts.codes, parts.scales, parts.tensor_scale, list(LARGE), key, torch.bfloat16
-    return partial(torch.ops.chop.decode, *stored)
-
-
-def product(spec: QuantSpec, rows: int, dtype: torch.dtype = torch.float32) -> Call:
+def product(spec: QuantSpec, rows: int) -> Call:
     """Of a packed layer and so many rows."""
-    layer = nn.Linear(*LARGE, dtype=dtype).eval()
-    layer.weight.data = values(LARGE, dtype) / 32
-    x = values((rows, LARGE[1]), dtype)
-    return partial(pack(QuantLinear.from_float(layer, spec)).eval(), x)
+    layer = nn.Linear(*LARGE).eval()
+    layer.weight.data = values(LARGE) / 32
+    return partial(pack(QuantLinear.from_float(layer, spec)).eval(), values((rows, LARGE[1])))
 
 
 def of_formats() -> Iterator[Case]:
@@ -155,11 +145,6 @@ def of_packed_linear() -> Iterator[Case]:
     for name, spec in specs.items():
         for rows in ROWS:
             yield Case(f"packed linear {rows} rows: {name}", simply(partial(product, spec, rows)))
-    fmt = MXInt(8)
-    yield Case(f"decode to bfloat16: {fmt.label}", simply(partial(decoding_half, fmt)))
-    for rows in ROWS:
-        ready = simply(partial(product, QuantSpec(weight=fmt), rows, torch.bfloat16))
-        yield Case(f"packed linear {rows} rows, bfloat16: {fmt.label}", ready)
 
 
 def model(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
@@ -231,22 +216,9 @@ def of_models() -> Iterator[Case]:
     yield Case("model: ONNX export cnn", exporting)
 
 
-def of_training() -> Iterator[Case]:
-    """Training steps of large layers."""
-    for name, spec in training.CASES.items():
-        yield Case(f"train: {name}", simply(partial(training_step, spec)))
-
-
-def training_step(spec: QuantSpec) -> Call:
-    """A step of quantized layers."""
-    with torch.enable_grad():
-        step = training.steps(spec, ROWS[-1], (768, 3072))["quantized"]
-    return torch.enable_grad()(step)
-
-
 def all_cases() -> dict[str, Case]:
     """By name, in the order of the table."""
-    cases = (*of_models(), *of_formats(), *of_packed_linear(), *of_training())
+    cases = (*of_models(), *of_formats(), *of_packed_linear())
     return {case.name: case for case in cases}
 
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 MOST_CHARACTERS = 2000
@@ -34,7 +34,7 @@ OMISSION = " ... (shortened) ... "
 
 
 OPTION = re.compile(r"(?P<before>^|[\s('`\"])--(?P<no>no-)?(?P<name>[a-z][a-z-]+)")
-COMMAND = re.compile(r"\b(chop [a-z]|pip install|apt-get|torchrun|in Python|= in)|file\.py:")
+COMMAND = re.compile(r"\b(chop [a-z]|pip install|in Python|= in)|file\.py:")
 """Parts of a message with options that stay as they are: commands, and names for both."""
 _names_options = False
 
@@ -182,7 +182,7 @@ def check_known(word: object, choices: Collection[object], what: str) -> None:
     Traceback (most recent call last):
     chop.errors.ConfigError: unknown operator 'linaer': did you mean 'linear'?
     """
-    if not isinstance(word, Hashable) or word not in choices:
+    if word not in choices:
         raise ConfigError(f"{what} '{word}': {did_you_mean(word, choices)}")
 
 

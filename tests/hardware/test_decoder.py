@@ -8,7 +8,6 @@ from chop import MaseGraph, passes
 from chop.actions.emit.job import emit
 from chop.actions.emit.lower import lower_workload
 from chop.actions.emit.settings import EmitConfig
-from chop.hardware.check.verify import checks
 from chop.workloads.load import workload_for
 from tests.hardware.bench import check_graph
 from tests.integer.test_decoding import learned, llama, tokens
@@ -51,16 +50,14 @@ def test_a_decoder_token_by_token_equals_the_integer_graph(made, fold, tmp_path)
     mg, batch = made()
     step, _ = decoded(mg, batch, internal_bits="small")
     design, outputs, interval, latency = check_graph(step, tokens(batch), fold, tmp_path)
-    assert [part.module for part in design.netlist.instances].count("chop_cached_matmul") == 2
+    assert [part.module for part in design.netlist.instances].count("chop_cache") == 2
     assert outputs.shape == (18, 1, 11)
     assert abs(interval - design.interval) <= 0.03 * design.interval
     assert latency <= design.connections.schedule.latency(design.netlist)
 
 
 @pytest.mark.long
-def test_gpt_tiny_equals_the_integer_graph_on_stories(tmp_path, monkeypatch):
-    """Icarus takes five minutes for one story: it runs one, without stalls."""
-    monkeypatch.setattr("chop.actions.emit.job.checks", lambda *given: checks(*given)[:5])
+def test_gpt_tiny_equals_the_integer_graph_on_stories(tmp_path):
     config = EmitConfig(
         model="gpt-tiny",
         out=tmp_path / "gpt",
@@ -68,16 +65,13 @@ def test_gpt_tiny_equals_the_integer_graph_on_stories(tmp_path, monkeypatch):
         samples=STORIES,
         fold=24_000,
         calibration_rows=64,
-        icarus_samples=1,
+        icarus_samples=0,
         synthesis=False,
     )
     result = emit(config)
     rows = result["verification"]
-    outputs = 16 * 365
-    assert [(row["simulator"], row["equal"]) for row in rows] == [
-        *[("verilator", STORIES * outputs)] * 4,
-        ("icarus", outputs),
-    ]
+    outputs = STORIES * 16 * 365
+    assert [(row["simulator"], row["equal"]) for row in rows] == [("verilator", outputs)] * 4
     assert abs(rows[0]["interval"] - result["interval"]) <= 0.03 * result["interval"]
 
 

@@ -19,7 +19,7 @@ from transformers import ViTConfig, ViTForImageClassification
 from chop.data import load_dataset
 from chop.errors import ConfigError
 from chop.train import evaluate, fit, read_rows
-from chop.train.given.reading import read_columns
+from chop.train.reading import read_columns
 
 X = np.random.default_rng(0).normal(size=(50, 6))
 Y = (X[:, 0] > X[:, 1]).astype(np.int64)
@@ -141,7 +141,7 @@ def test_splits_may_be_of_any_kind():
             (torch.where(torch.arange(50)[:, None] == 5, torch.nan, TX), TY),
             r"1 of 50 rows have blank cells or NaN \(row 5\)",
         ),
-        (TX.numpy(), r"got ndarray in row 0; pass arrays as \(inputs, labels\)"),
+        (TX.numpy(), r"got ndarray; pass arrays as \(inputs, labels\)"),
         ("rows.npz", r"got the name 'rows.npz'; .* chop.data.load_dataset, .*\(inputs, labels\)"),
     ],
 )

@@ -21,13 +21,14 @@ from chop.integer.folding import Folded
 from chop.integer.grids import AnyGrid, Grids
 from chop.integer.lowering import GraphLowering, LowerAttention
 from chop.integer.masks import proven_mask
-from chop.integer.steps import Attended, Codes
+from chop.integer.steps import Codes
 from chop.ir.annotate import tensors_in
 from chop.ir.graph import MaseGraph
 from chop.ir.metadata import MaseMetadata
 from chop.ir.propagate import GraphRunner
 from chop.nn.integer import (
     BlockGrid,
+    IntegerCache,
     IntegerEmbedding,
     IntegerOptions,
     IntegerPosition,
@@ -113,7 +114,7 @@ class StepLowering(GraphLowering):
     def add_inputs(self) -> None:
         """Adds the inputs, and the counter that gives the position of the token."""
         super().add_inputs()
-        start = Codes(self.uncoded.inputs[self._start], None)
+        start = Codes(self._inputs[self._start], None)
         counter = IntegerPosition(self._length)
         self._position = self.call(self._start, counter, (start,), "_position")
 
@@ -140,10 +141,10 @@ class StepLowering(GraphLowering):
             self._mask = self.builder.call_module(like, operator, (keys,), "_kept")
         return self._mask
 
-    def attended(self, source: fx.Node, grid: AnyGrid, groups: int) -> Attended:
-        """Returns the keys or values of a token, and the positions of tokens, for a cache.
+    def cached(self, node: fx.Node, source: fx.Node, grid: AnyGrid, suffix: str) -> Codes:
+        """Returns the keys or values of an attention up to the position, from a cache.
 
-        Heads that the model repeats are in the cache once.
+        Heads that the model repeats are repeated behind the cache.
 
         Raises:
             ConfigError: if they are not those of the tokens that the graph reads.
@@ -155,10 +156,13 @@ class StepLowering(GraphLowering):
                 f"{whole}"
             )
         origin = _before_copies(self, source)
-        groups *= whole[-3] // self.folded.shape(origin)[-3]
-        # The reference reads positions as plain integers.
-        inputs = self.coded(origin, grid), Codes(self._position.node, None)
-        return Attended(inputs, groups, length)
+        groups = whole[-3] // self.folded.shape(origin)[-3]
+        rows = self.coded(origin, grid)
+        codes = self.call(node, IntegerCache(rows.proven, length), (rows, self._position), suffix)
+        if groups == 1:
+            return codes
+        copies = self.builder.call_method(node, "repeat_interleave", codes.node, groups, -3)
+        return Codes(copies, codes.edge)
 
     def constant(self, node: fx.Node, grid: AnyGrid, suffix: str) -> Codes:
         """Returns a constant, or its row at the position if it depends on the number of tokens.
@@ -181,7 +185,7 @@ class StepLowering(GraphLowering):
                 "one row for each position"
             )
         rows = grid.codes(whole[0].movedim(axes[0], 0)).reshape(length, -1)
-        table = IntegerEmbedding(rows, grid.step, self.loaded_ends(node, grid))
+        table = IntegerEmbedding(rows, grid.step)
         entry = self.call(node, table, (self._position,), suffix)
         sample = self.builder.call_method(node, "reshape", entry.node, -1, *step.shape[1:])
         return Codes(sample, entry.edge)

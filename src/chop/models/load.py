@@ -14,7 +14,7 @@ import torch
 from chop.base.files.library_errors import get_reason, is_of_library, library_errors
 from chop.base.hub import hub_folder, hub_is_reachable
 from chop.base.installed import fitting_packages
-from chop.config import Range, convert, with_checked_arguments
+from chop.config import Range, convert
 from chop.data.builtin_names import advice_of_builtin, report_choice
 from chop.errors import (
     CheckpointError,
@@ -224,25 +224,19 @@ def _why_none(folder: Path) -> str:
     if not (folder / MANIFEST).is_file():
         return ""
     with contextlib.suppress(CheckpointError):
-        manifest = read_manifest(folder)
-        kind, storage = manifest.kind, manifest.settings.get("storage")
-        if kind == "search precision":
+        kind = read_manifest(folder).kind
+        if kind.startswith("search"):
             text = shlex.quote(str(folder))
-            if storage:
-                text = f"{shlex.quote(str(storage))} --name {shlex.quote(folder.name)}"
             return (
                 f"chop {kind} wrote it; run chop search export {text} best.toml, then "
                 "chop compress --config best.toml; "
             )
-        if (folder / "best").is_dir():
-            return f"chop {kind} wrote it, and its best models in '{folder / 'best'}'; "
         if kind != "compress":
             return f"chop {kind} wrote it; "
     return "its run saved none, or did not finish; "
 
 
 @fitting_packages()
-@with_checked_arguments
 def read_config(name: str, num_labels: int | None = None) -> PreTrainedConfig:
     """Returns the configuration of a local folder or hub name.
 

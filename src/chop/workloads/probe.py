@@ -75,13 +75,6 @@ def check_forward(model: nn.Module, rows: Rows, name: str, dataset: str) -> None
     except ChopError:
         raise
     except (Exception, SystemExit) as error:
-        ids, config = inputs.get("input_ids"), getattr(model, "config", None)
-        vocabulary = getattr(config, "vocab_size", None)
-        if ids is not None and isinstance(vocabulary, int) and int(ids.max()) >= vocabulary:
-            raise ConfigError(
-                f"'{name}' has a vocabulary of {vocabulary:,} tokens, and '{dataset}' has the "
-                f"token ID {int(ids.max()):,}: use the tokenizer of the model."
-            ) from error
         file = re.match(r".+\.py(?=:)", name)
         plain = f"{type(error).__name__}: {first_line(error).removesuffix('.')}."
         reason = reason_of_user_code(error, Path(file[0])) if file else plain
@@ -92,7 +85,6 @@ def check_forward(model: nn.Module, rows: Rows, name: str, dataset: str) -> None
             f"{pictures if 'pixel_values' in rows.columns else ''}.{skipped}"
             f"{in_words(current_assumptions())}"
         ) from error
-    _check_has_output(output, name)
     _check_is_no_nan(model, output, name, dataset)
     if is_random:
         assume(
@@ -110,14 +102,6 @@ def _differ(output: Any, other: Any) -> bool:
     return any(
         x.shape != y.shape or not torch.equal(x.nan_to_num(), y.nan_to_num()) for x, y in pairs
     )
-
-
-def _check_has_output(output: Any, name: str) -> None:
-    """Raises ConfigError if a model returns nothing."""
-    if output is None:
-        raise ConfigError(
-            f"'{name}': its forward returns None, expected an output; add a return statement."
-        )
 
 
 def _check_is_no_nan(model: nn.Module, output: Any, name: str, dataset: str) -> None:

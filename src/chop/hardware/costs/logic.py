@@ -13,7 +13,6 @@ from chop.hardware.costs.logic_parts import (
     HANDSHAKE,
     Logic,
     Parameters,
-    Ram,
     constant_logic,
     count_bits,
     credits_logic,
@@ -154,7 +153,7 @@ def _matmul(p: Parameters) -> Logic:
     own = Logic(
         4 * address + sum(counts) + 2 * len(counts) + 15,
         2 * address + sum(counts) + 5,
-        (Ram(words, bits),),
+        ((words, bits),),
         factors=bits,
     )
     return vector.plus(own).plus(credits_logic(outputs * p["OUT_W"], latency, beats))
@@ -308,7 +307,7 @@ def _sum(p: Parameters) -> Logic:
     bits = (1 if p["ACROSS"] else p["LANES"]) * p["OUT_W"]
     terms = (p["LANES"] - 1) * p["OUT_W"] if p["ACROSS"] else 0
     counts = count_bits(p["COUNT"]) + count_bits(p["INNER"])
-    stored = (Ram(p["INNER"], bits),) if p["INNER"] > 1 else ()
+    stored = ((p["INNER"], bits),) if p["INNER"] > 1 else ()
     own = 0 if stored else bits
     return Logic(3 * counts + HANDSHAKE, 2 * bits + own + counts + 2, stored, terms + 2 * bits)
 
@@ -370,28 +369,16 @@ def _table(p: Parameters) -> Logic:
 
 def _embedding(p: Parameters) -> Logic:
     address, beat = count_bits(p["ROWS"] * p["BEATS"]), count_bits(p["BEATS"])
-    word = p["LANES"] * p["OUT_W"]
-    own = Logic(2 * beat + HANDSHAKE, 2 * address + beat + word + 5, bits=2 * address)
-    return own.plus(credits_logic(word, 4))
+    own = Logic(2 * beat + HANDSHAKE, 2 * address + beat + 4, bits=2 * address)
+    return own.plus(credits_logic(p["LANES"] * p["OUT_W"], 3))
 
 
-def _cached_matmul(p: Parameters) -> Logic:
-    """Estimates `_matmul` with one memory, and the rows of other sequences that it hides."""
-    folds, outputs = p["FEATURES"] // p["LANES"], 1 if p["TRANSPOSED"] else p["LANES"]
-    inputs = p["LANES"] if p["TRANSPOSED"] else 1
-    beats, groups = (folds, p["LENGTH"]) if p["TRANSPOSED"] else (p["LENGTH"], folds)
-    widths = p["IN_0_W"], p["IN_1_W"], p["OUT_W"]
-    vector = _matvec(inputs, outputs, beats, groups, widths, p["SOFT"])
-    words, bits = p["LENGTH"] * p["HEADS"] * folds, p["LANES"] * p["IN_1_W"]
-    address, latency = count_bits(words), beats + 3 + max(p["SOFT"], 1) + (inputs - 1).bit_length()
-    counts = [count_bits(n) for n in (beats, groups, p["HEADS"] * folds, p["GROUPS"])]
-    own = Logic(
-        4 * address + sum(counts) + 2 * len(counts) + bits + p["IN_2_W"] + 8,
-        3 * address + sum(counts) + p["IN_2_W"] + 3,
-        (Ram(words, bits),),
-        factors=bits,
-    )
-    return vector.plus(own).plus(credits_logic(outputs * p["OUT_W"], latency, beats))
+def _cache(p: Parameters) -> Logic:
+    """Estimates the memory, its address, the row that passes, and the choice between both."""
+    words, width = p["LENGTH"] * p["BEATS"], p["W"]
+    counts = count_bits(words) + count_bits(p["BEATS"]) + p["IN_W"]
+    own = Logic(counts + p["IN_W"], 3 * width + counts + 4, ((words, width),), width)
+    return credits_logic(width, 2).plus(own)
 
 
 def _position(p: Parameters) -> Logic:
@@ -403,7 +390,7 @@ def _copies(p: Parameters) -> Logic:
     beats, width = p["BEATS"], p["W"]
     counts, stored = count_bits(beats) + count_bits(p["TIMES"]), beats > 1
     registers = (2 if stored else 4) * width + counts + 4
-    rams = (Ram(beats, width),) if stored else ()
+    rams = ((beats, width),) if stored else ()
     return credits_logic(width, 2).plus(Logic(2 * counts + 2, registers, rams, width))
 
 
@@ -425,7 +412,7 @@ def _reorder(p: Parameters) -> Logic:
     own = Logic(
         4 * address + 2 * counts + HANDSHAKE,
         3 * width + 2 * address + counts + 9,
-        (Ram(words, width),),
+        ((words, width),),
         width,
     )
     return credits_logic(width, 3).plus(own)
@@ -436,7 +423,7 @@ FORMULAS: Mapping[str, Callable[[Parameters], Logic]] = {
     "chop_affine": _affine,
     "chop_avg_pool": _avg_pool,
     "chop_block_linear": _block_linear,
-    "chop_cached_matmul": _cached_matmul,
+    "chop_cache": _cache,
     "chop_concat": _concat,
     "chop_constant": _stored_constant,
     "chop_copies": _copies,

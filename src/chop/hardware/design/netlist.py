@@ -161,7 +161,7 @@ class _Builder:
             wires = [value for s in _tensors(node) if isinstance(value := self.values[s], Wire)]
             self.masks[node] = Mask.of(module, *wires)
         elif isinstance(module, Constant):
-            self.values[node] = Fixed(module.codes, module.out, module.is_loadable)
+            self.values[node] = Fixed(module.codes, module.out)
         elif module is not None and (row := get_component(type(module))):
             self.values[node] = self._operate(node, module, row)
         elif self.mg.operator(node).joins(node):
@@ -215,13 +215,7 @@ class _Builder:
         (source,) = node.all_input_nodes
         # A node that is decoded twice needs a single port.
         if all(port.node != source.name for port in self.outputs):
-            wire = self.values[source]
-            if isinstance(wire, Fixed) or self._is_constant(wire):
-                raise ConfigError(
-                    f"the output '{source.name}' is the same for all inputs, and a circuit sends a "
-                    "result for each sample; add it in the program that reads the circuit, and "
-                    "return only the other results"
-                )
+            wire = self._wire(source, node)
             self.outputs.append(Boundary(self.names[source.name], source.name, wire))
 
     def _operate(self, node: fx.Node, operator: nn.Module, row: Component) -> Wire:
@@ -270,7 +264,7 @@ class _Builder:
         """Returns the site and the plan of an operator, and its inputs in an order that fits."""
         site = self._site(node, operator, wires)
         try:
-            return site, row.planned(site), wires
+            return site, row.plan(site), wires
         except OrderError as error:
             if attempts == 0:
                 raise
@@ -321,13 +315,11 @@ class _Builder:
             wires.append(source)
         return wires
 
-    def _is_constant(self, wire: Wire) -> bool:
-        """Returns whether a stream depends on no input."""
-        constants = set[str]()
-        for instance in self.instances:
-            if all(source.signal in constants for source in instance.inputs):
-                constants.add(instance.name)
-        return wire.signal in constants
+    def _wire(self, source: fx.Node, reader: fx.Node) -> Wire:
+        value = self.values[source]
+        if isinstance(value, Fixed):
+            return self._constant(f"{self.names[reader.name]}_constant", value, None)
+        return value
 
     def _constant(self, name: str, fixed: Fixed, beside: Wire | None) -> Wire:
         """Returns a stream from memory, in the order and beats of another stream or its own."""
@@ -336,7 +328,7 @@ class _Builder:
             stream = Stream.in_order(shape, fixed.edge)
             beside = Wire(name, stream.with_lanes(fewest_lanes(stream.size, self.fold)))
         codes = fixed.sample(beside.stream.shape, beside.batch_dim)
-        plan = constant_plan(codes, beside.stream.of(fixed.edge), fixed.is_loadable)
+        plan = constant_plan(codes, beside.stream.of(fixed.edge))
         made = self._instance(name, "constant", "chop_constant", plan, [], drawn_as=Kind.CONSTANT)
         return replace(made, batch_dim=beside.batch_dim)
 
@@ -394,8 +386,6 @@ class _Builder:
                 for k, (wire, row) in enumerate(zip((first, second), rows, strict=True))
             )
             plan = concat_plan(first.stream, second.stream, dim)
-        if self._is_constant(first):
-            plan = replace(plan, parameters={**plan.parameters, "WAITS": 1})
         joined = self._instance(name, "cat", "chop_concat", plan, [first, second])
         return joined.permuted(back)
 
@@ -407,7 +397,7 @@ class _Builder:
             (source,) = _tensors(source)
         value, move = self.values[source], in_turn(moves[::-1])
         if isinstance(value, Fixed):
-            return replace(value, codes=move(value.codes))
+            return Fixed(move(value.codes), value.edge)
         places, batch_dim = moved(value, self._shape(source)[value.batch_dim], move)
         distinct = places.unique().numel()
         # A permutation needs no circuit: the wire is the same, and only its positions change.

@@ -10,18 +10,12 @@ from chop.hardware.design.lanes import MatrixLanes, divisors
 from chop.hardware.design.plan import ComponentPlan, Memory, Resources, Site
 from chop.hardware.plans.depthwise import depthwise_plan
 from chop.hardware.plans.weighted import (
+    parameter_memories,
     parameter_widths,
     product_stages,
     weight_memory,
 )
-from chop.hardware.plans.window import (
-    PLACES,
-    WINDOW_STAGES,
-    Window,
-    channels_last,
-    sliding,
-    with_lanes,
-)
+from chop.hardware.plans.window import WINDOW_STAGES, Window, channels_last, sliding, with_lanes
 from chop.nn.integer import IntegerConv1d, IntegerConv2d
 
 Convolution = IntegerConv1d | IntegerConv2d
@@ -55,7 +49,6 @@ def plan_conv(site: Site) -> ComponentPlan:
     pace = groups * (inputs // lanes.inputs) * (outputs // lanes.outputs)
     # A window's group waits here while the one before is multiplied for all of its outputs.
     depth = 2 * inputs // lanes.inputs if outputs > lanes.outputs else 2
-    waiting = PLACES + (depth + 1) * (lanes.inputs // window.codes)
     weight, bias = _as_sent(operator.weight, window), operator.bias.flatten()
     weight_width, bias_width = parameter_widths(operator)
     soft = site.soft(read.width, weight_width)
@@ -78,10 +71,12 @@ def plan_conv(site: Site) -> ComponentPlan:
         lanes=(window.lanes,),
         out=out,
         cycles=max(window.cycles, window.windows * pace),
-        memories={
-            "WEIGHT_FILE": weight_memory(weight, lanes, weight_width),
-            "BIAS_FILE": Memory.of(bias.view(-1, lanes.outputs).tolist(), bias_width),
-        },
+        memories=parameter_memories(
+            operator,
+            weight_memory(weight, lanes, weight_width),
+            Memory.of(bias.view(-1, lanes.outputs).tolist(), bias_width),
+        ),
+        has_load=True,
         resources=Resources(
             {(read.width, weight_width): lanes.inputs * lanes.outputs},
             window.memory_bits(read.width) + stored * read.width,
@@ -95,10 +90,8 @@ def plan_conv(site: Site) -> ComponentPlan:
         + product_stages(lanes, soft),
         leaves=partial(
             window.leaves,
-            parts=groups,
-            beats=outputs // lanes.outputs,
-            pace=pace // groups,
-            ahead=max(waiting * groups // window.beats, 1),
+            beats=groups * outputs // lanes.outputs,
+            pace=max(window.beats, pace),
         ),
     )
 

@@ -46,8 +46,6 @@ class LowerToIntegerConfig:
             (tokens, 1) and `start`, which is 1 for the first token of a sequence, otherwise 0.
         weights: "fixed", or "loadable" for a circuit whose weights are written at run time. Sums
             are then as wide as any weights of the formats need.
-        circuit: integer graph of a circuit with loadable weights, which gets those of this graph.
-            Steps and shifts inside stay those of the circuit.
     """
 
     batches: Batches
@@ -57,7 +55,6 @@ class LowerToIntegerConfig:
     internal_bits: Literal["small", "exact"] = "small"
     decode: bool = False
     weights: Literal["fixed", "loadable"] = "fixed"
-    circuit: MaseGraph | None = None
 
 
 @graph_pass(
@@ -104,7 +101,7 @@ def lower_to_integer_transform_pass(mg: MaseGraph, config: LowerToIntegerConfig)
     from chop.integer.compare import accuracy, compare
     from chop.integer.decoding import read_inputs
     from chop.integer.grids import observed_grids
-    from chop.integer.lower import WHERE, lower, warn_about_lost_bits
+    from chop.integer.lower import WHERE, lower
 
     quantized = settled_copy(mg)
     where = f"{WHERE}.batches"
@@ -117,18 +114,15 @@ def lower_to_integer_transform_pass(mg: MaseGraph, config: LowerToIntegerConfig)
     if config.missing != ERROR:
         _quantize_missing(quantized, _format(config.missing), inputs)
     example = inputs[0] if config.example is None else _on_cpu(config.example)
-    operators = {} if config.circuit is None else dict(config.circuit.model.named_modules())
-    options = IntegerOptions(config.internal_bits, config.weights, operators)
+    options = IntegerOptions(config.internal_bits, config.weights)
     if config.decode:
         lowered = _lower_step(quantized, example, observed, options)
-        warn_about_lost_bits(lowered.mg, operators)
         tokens = [read_inputs(lowered.mg, batch) for batch in inputs]
         records = compare(lowered.mg, lowered.steps, tokens)
         mg.model = lowered.mg.model
         return {"operators": [asdict(record) for record in records], "accuracy": {}}
     measured = _accuracies(quantized, batches)
     lowered = lower(quantized, example, observed_grids(quantized, observed), options)
-    warn_about_lost_bits(lowered.mg, operators)
     records = compare(lowered.mg, lowered.steps, inputs)
     mg.model = lowered.mg.model
     measured["integer"] = accuracy(mg, batches)

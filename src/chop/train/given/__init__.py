@@ -1,3 +1,0 @@
-"""Rows as users give them: arrays, frames, loaders and lists, checked and read."""
-
-__all__: list[str] = []
