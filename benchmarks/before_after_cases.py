@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import training
 from cases import FORMATS, SPECS
 from torch import Tensor, nn
 
@@ -216,9 +217,22 @@ def of_models() -> Iterator[Case]:
     yield Case("model: ONNX export cnn", exporting)
 
 
+def of_training() -> Iterator[Case]:
+    """Training steps of large layers."""
+    for name, spec in training.CASES.items():
+        yield Case(f"train: {name}", simply(partial(training_step, spec)))
+
+
+def training_step(spec: QuantSpec) -> Call:
+    """A step of quantized layers."""
+    with torch.enable_grad():
+        step = training.steps(spec, ROWS[-1], (768, 3072))["quantized"]
+    return torch.enable_grad()(step)
+
+
 def all_cases() -> dict[str, Case]:
     """By name, in the order of the table."""
-    cases = (*of_models(), *of_formats(), *of_packed_linear())
+    cases = (*of_models(), *of_formats(), *of_packed_linear(), *of_training())
     return {case.name: case for case in cases}
 
 

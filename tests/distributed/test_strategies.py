@@ -149,6 +149,7 @@ def partial_and_refused() -> tuple[bool, dict[str, str], bool]:
     key = ScaleInteger(8).key
     calls = {
         "fake_quantize_marking": (x, key),
+        "lsq_changed_gradients": (x, x, scales, key, False),
         "lsq_gradients": (x, x, scales, key, False),
         "onnx_round": (x, scales, -8, 7),
         "onnx_dequantize": (codes, scales, codes, 0),

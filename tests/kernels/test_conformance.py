@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from chop.base import native
 from chop.base.files.digests import digest_beside
 from chop.errors import ConfigError
-from chop.formats import BinaryResidual, Integer, MXInt, Ternary, reference
+from chop.formats import BinaryResidual, Integer, MXInt, ScaleInteger, Ternary, reference
 from chop.formats.statistic import Threshold
 from chop.kernels import KERNELS, fake_quantize, fake_quantize_directly
 from chop.kernels import measure as scales
@@ -22,7 +22,18 @@ from chop.kernels.cpu import fake_quantize as rounding
 from chop.kernels.cpu.fake_quantize import WORTH_COMPILING
 from chop.kernels.plan import EVERY_BIT, EVERY_MAGNITUDE
 from tests.fresh import printed_by
-from tests.kernels.examples import BINARY, DTYPES, INF, NAN, NOT_TAKEN, TAKEN, inputs, params, same
+from tests.kernels.examples import (
+    BINARY,
+    DTYPES,
+    EDGES,
+    INF,
+    NAN,
+    NOT_TAKEN,
+    TAKEN,
+    inputs,
+    params,
+    same,
+)
 from tests.subcases import subcases
 
 pytestmark = pytest.mark.usefixtures("loops")
@@ -211,6 +222,25 @@ def test_the_direct_way_is_taken_where_nobody_follows():
         lambda t: fake_quantize_directly(t, fmt, "identity"), fullgraph=True, backend="aot_eager"
     )
     assert same(compiled(x), expected)
+
+
+@pytest.mark.parametrize("scale", [0.1, 0.125, 1 / 3, 3e-12, 2.0**-45, 1e-38, 1e30, 3e37])
+@pytest.mark.parametrize(
+    "width, is_signed", [(2, True), (4, False), (8, True), (8, False), (10, True)]
+)
+def test_codes_beside_ties_are_those_of_quotients(scale, width, is_signed):
+    fmt = ScaleInteger(width, is_signed=is_signed, scales=(scale,))
+    ties = (torch.arange(-(2**width), 2**width).double() + 0.5) * float(torch.tensor(scale))
+    near = [ties.float()]
+    for end in (-torch.inf, torch.inf):
+        once = near[0].nextafter(torch.tensor(end))
+        near += [once, once.nextafter(torch.tensor(end))]
+    for x in (torch.cat(near), EDGES, torch.cat(near).clamp(-6e4, 6e4).half()):
+        out = torch.empty_like(x)
+        assert KERNELS["cpu"].run(x, fmt, out)
+        assert same(out, fmt.round(x))
+        again = x.clone()
+        assert KERNELS["cpu"].run(again, fmt, again) and same(again, out)
 
 
 @pytest.mark.long  # the compiler takes ten seconds for each; of packed weights both are short

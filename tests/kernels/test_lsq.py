@@ -4,13 +4,15 @@ import pytest
 import torch
 
 from chop.formats import Binary, ScaleInteger, Ternary
-from chop.formats.lsq import gradients
+from chop.formats.lsq import gradients, lsq_fake_quantize
 from chop.kernels.cpu.build import library
 from chop.kernels.lsq import gradients_in_one_pass
 
 FORMATS = {
     "tensor": (ScaleInteger(8), 1),
     "four bits": (ScaleInteger(4), 1),
+    "unsigned": (ScaleInteger(8, is_signed=False), 1),
+    "sixteen bits": (ScaleInteger(16), 1),
     "channel": (ScaleInteger(8, granularity="channel"), None),
     "ternary": (Ternary(scaling_factor=True), 1),
     "signs": (Binary(scaling_factor=True), 1),
@@ -50,7 +52,10 @@ def test_they_are_the_reference_s(name, shape):
         return
     of_x, of_scales = found
     expected_x, expected = gradients(layout, grad, x, rounded, scales)
-    assert torch.equal(of_x, expected_x)
+    if of_x is None:  # a single number may be the zero
+        assert torch.equal(grad, expected_x)
+    else:
+        assert torch.equal(of_x, expected_x)
     terms = gradients(layout, grad.abs(), x, rounded + x.abs(), scales)[1].abs() + 1
     assert of_scales.shape == expected.shape and of_scales.dtype == expected.dtype
     assert ((of_scales - expected).abs() <= 2**-18 * terms / scales.min()).all()
@@ -81,12 +86,47 @@ def test_sums_do_not_depend_on_threads_or_strides(threads):
         assert torch.equal(once[0], other[0]) and torch.equal(once[1], other[1])
 
 
+@needs_library
+@pytest.mark.parametrize("at", [None, 0, 8191, 8192, 20_000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_gradient_is_copied_only_if_a_number_lies_beyond_the_range(at, dtype):
+    x = torch.randn(20_001).clamp(-4, 4).to(dtype).requires_grad_()
+    scales = torch.full((1,), 0.125, requires_grad=True)  # up to 15.875
+    if at is not None:
+        x.data[at] = 16.0
+    received = []
+    y = lsq_fake_quantize(x, scales, ScaleInteger(8), False)
+    y.register_hook(received.append)
+    x.register_hook(received.append)
+    grad = torch.randn(20_001).to(dtype)
+    (y * grad).sum().backward()
+    expected = grad.clone()
+    if at is not None:
+        expected[at] = 0
+    assert torch.equal(x.grad, expected)
+    assert (received[0].data_ptr() == received[1].data_ptr()) == (at is None)
+    values = x.detach().float()
+    rounded = ScaleInteger(8).round_by(values, scales.detach())
+    both = ScaleInteger(8).layout(), grad.float(), values, rounded, scales.detach()
+    share = (20_001 * 127) ** -0.5
+    torch.testing.assert_close(scales.grad, gradients(*both)[1] * share, rtol=1e-3, atol=1e-4)
+
+
+def test_gradients_of_empty_and_transposed_tensors():
+    scales = torch.full((1,), 0.125, requires_grad=True)
+    for x in (torch.zeros(0, 8), torch.randn(8, 6).t(), torch.randn(8, 6).t() * 30):
+        x, grad = x.clone().requires_grad_(), torch.ones(x.shape)
+        scales.grad = None
+        lsq_fake_quantize(x, scales, ScaleInteger(8), False).backward(grad)
+        expected = grad.masked_fill(x.detach().abs() >= 127 * 0.125, 0)
+        assert torch.equal(x.grad, expected)
+        assert scales.grad.isfinite().all()
+
+
 def test_training_takes_the_kernel():
     """Weights train through the operator: its gradients are those of the pass."""
     if library().library is None:
         pytest.skip("no C++ compiler: the reference computes them")
-    from chop.formats.lsq import lsq_fake_quantize
-
     x = torch.randn(16, 8, requires_grad=True)
     scales = torch.full((1,), 0.02, requires_grad=True)
     lsq_fake_quantize(x, scales, ScaleInteger(8), False).sum().backward()

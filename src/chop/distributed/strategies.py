@@ -43,6 +43,7 @@ TRAINING = (
 EXPORT = "is for ONNX files; shard the graph that was exported"
 REFUSED: dict[str, str] = {
     "fake_quantize_marking": TRAINING,
+    "lsq_changed_gradients": TRAINING,
     "lsq_gradients": TRAINING,
     "onnx_round": EXPORT,
     "onnx_dequantize": EXPORT,

@@ -25,8 +25,11 @@ from chop.formats.quantizer import Quantizer
 from chop.formats.scaling import EPSILON, TINY, StaticScale
 from chop.formats.statistic import mean_magnitude
 from chop.formats.transforms import refuse_transforms
+from chop.private.torch_api import is_dispatch_observed, is_transformed
 
-Gradients = Callable[["LearnableFormat", Tensor, Tensor, Tensor], tuple[Tensor, Tensor] | None]
+Gradients = Callable[
+    ["LearnableFormat", Tensor, Tensor, Tensor], tuple[Tensor | None, Tensor] | None
+]
 """Kernel that rounds and equals `gradients` up to rounding of sums."""
 
 
@@ -195,7 +198,20 @@ def _(x: Tensor, scales: Tensor, key: str, is_batch: bool) -> Tensor:
 def _lsq_gradients(
     grad: Tensor, x: Tensor, scales: Tensor, key: str, is_batch: bool
 ) -> tuple[Tensor, Tensor]:
-    return learned_gradients(grad, x, scales, key, is_batch)
+    of_x, of_scales = learned_gradients(grad, x, scales, key, is_batch)
+    assert of_x is not None
+    return of_x, of_scales
+
+
+# Most weights have no number beyond the range: their gradient is `grad`, which an operator must
+# not return. Compilers need shapes that do not depend on values, so they see `lsq_gradients`.
+@torch.library.custom_op("chop::lsq_changed_gradients", mutates_args=())
+def _lsq_changed_gradients(
+    grad: Tensor, x: Tensor, scales: Tensor, key: str, is_batch: bool
+) -> tuple[Tensor, Tensor]:
+    """Returns the results of `lsq_gradients`, or an empty tensor for one that equals `grad`."""
+    both: tuple[Tensor, Tensor] = torch.ops.chop.lsq_gradients(grad, x, scales, key, is_batch)
+    return both
 
 
 def learned_gradients(
@@ -205,8 +221,10 @@ def learned_gradients(
     key: str,
     is_batch: bool,
     kernel: Gradients | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor | None, Tensor]:
     """Returns the gradients of `x` and of the scales, divided by sqrt(N Q).
+
+    A kernel may return None for a gradient of `x` that equals `grad`.
 
     Args:
         grad: gradient of the loss with respect to the rounded `x`, in its shape.
@@ -233,10 +251,12 @@ def learned_gradients(
     share = 1 / math.sqrt(max(count * layout.element.largest, 1.0))
     # Rounding uses |s|, so the gradient of a negative scale changes its sign.
     signs = torch.where(scales < 0, -share, share)
-    return _like(x, x_gradient), (scale_gradients * signs).to(scales.dtype)
+    of_scales = (scale_gradients * signs).to(scales.dtype)
+    return None if x_gradient is None else _like(x, x_gradient), of_scales
 
 
 @_lsq_gradients.register_fake
+@_lsq_changed_gradients.register_fake
 def _(grad: Tensor, x: Tensor, scales: Tensor, key: str, is_batch: bool) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x), torch.empty_like(scales)
 
@@ -248,8 +268,12 @@ def _save_for_backward(ctx: Any, inputs: tuple[Tensor, Tensor, str, bool], outpu
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
     x, scales = ctx.saved_tensors
-    both_gradients = torch.ops.chop.lsq_gradients(grad, x, scales, ctx.key, ctx.is_batch)
-    return (*both_gradients, None, None)
+    given = grad, x, scales, ctx.key, ctx.is_batch
+    is_traced = type(grad) is not Tensor or is_transformed() or is_dispatch_observed()
+    if is_traced or not grad.is_cpu:
+        return (*torch.ops.chop.lsq_gradients(*given), None, None)
+    of_x, of_scales = torch.ops.chop.lsq_changed_gradients(*given)
+    return grad if of_x.shape != x.shape else of_x, of_scales, None, None
 
 
 _lsq_fake_quantize.register_autograd(_backward, setup_context=_save_for_backward)

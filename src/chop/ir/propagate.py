@@ -117,10 +117,15 @@ def recorded_inputs(model: CapturedModule) -> dict[str, Any]:
 
 
 class GraphRunner(fx.Interpreter):
-    """Graph interpreter that restores autocast regions and gradient modes afterwards."""
+    """Graph interpreter that restores autocast regions and gradient modes afterwards.
 
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__(model)
+    Args:
+        model: the module with the graph.
+        frees: frees each value after its last use, for which the whole graph is read first.
+    """
+
+    def __init__(self, model: nn.Module, frees: bool = True) -> None:
+        super().__init__(model, garbage_collect_values=frees)
         self._paths = mode_paths(self.graph)
         self._modes: tuple[bool, ...] = ()
         self._absent: set[fx.Node] = set()
@@ -161,6 +166,7 @@ class GraphVisitor(GraphRunner):
         model: the module with the graph.
         visit: see `Visit`.
         running: makes the context in which nodes run; `visit` is called outside of it.
+        frees: see `GraphRunner`.
     """
 
     def __init__(
@@ -168,8 +174,9 @@ class GraphVisitor(GraphRunner):
         model: nn.Module,
         visit: Visit,
         running: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        frees: bool = True,
     ) -> None:
-        super().__init__(model)
+        super().__init__(model, frees)
         self._visit, self._running = visit, running
 
     def run_node(self, n: fx.Node) -> Any:

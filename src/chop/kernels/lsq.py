@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import byref, c_float, c_int64
+from ctypes import byref, c_float, c_int32, c_int64
 
 import torch
 from torch import Tensor
@@ -27,10 +27,11 @@ for kernel in (CPU_FAKE_QUANTIZE, CUDA_FAKE_QUANTIZE):
 
 def gradients_in_one_pass(
     number_format: NumberFormat, grad: Tensor, x: Tensor, scales: Tensor
-) -> tuple[Tensor, Tensor] | None:
+) -> tuple[Tensor | None, Tensor] | None:
     """Rounds and computes `chop.formats.lsq.gradients` with a different order of summation.
 
-    Returns: None if the library does not round to the format.
+    Returns: the gradients, with None for a gradient of `x` that equals `grad`. None if the library
+        does not round to the format.
     """
     loops, layout = library().library if is_ready() else None, number_format.layout()
     if loops is None or layout is None or not layout.element.follows:
@@ -41,24 +42,34 @@ def gradients_in_one_pass(
     if plan is None:
         return None
     inputs = [t.contiguous() for t in (grad, x, scales)]
-    lines = scales.numel()
-    x_gradient = torch.empty_like(inputs[1])
+    lines, has_beyond = scales.numel(), c_int32()
+    x_gradient = torch.empty_like(inputs[1])  # takes no memory until it is written
     scale_gradients = torch.empty(lines, dtype=torch.float64)
     sizes = c_int64(lines), c_int64(x.numel() // lines)
     ends = c_float(layout.element.lowest), c_float(layout.element.highest)
     tensors = map(pointer, (*inputs, x_gradient, scale_gradients))
     threads = torch.get_num_threads()
-    if loops.chop_lsq_gradients(byref(plan), *tensors, *sizes, *ends, threads):
+    if loops.chop_lsq_gradients(byref(plan), *tensors, byref(has_beyond), *sizes, *ends, threads):
         return None
     # The loops leave out the common factor 1 / scale of each line.
-    return x_gradient, scale_gradients.float() / scales
+    return x_gradient if has_beyond.value else None, scale_gradients.float() / scales
 
 
 def _lsq_gradients_on_cpu(
     grad: Tensor, x: Tensor, scales: Tensor, key: str, is_batch: bool
 ) -> tuple[Tensor, Tensor]:
     """Implements `chop::lsq_gradients` on CPUs."""
-    return learned_gradients(grad, x, scales, key, is_batch, gradients_in_one_pass)
+    of_x, of_scales = learned_gradients(grad, x, scales, key, is_batch, gradients_in_one_pass)
+    return torch.empty_like(x).copy_(grad) if of_x is None else of_x, of_scales
+
+
+def _lsq_changed_gradients_on_cpu(
+    grad: Tensor, x: Tensor, scales: Tensor, key: str, is_batch: bool
+) -> tuple[Tensor, Tensor]:
+    """Implements `chop::lsq_changed_gradients` on CPUs."""
+    of_x, of_scales = learned_gradients(grad, x, scales, key, is_batch, gradients_in_one_pass)
+    return torch.empty(0) if of_x is None else of_x, of_scales
 
 
 torch.library.register_kernel("chop::lsq_gradients", "cpu", _lsq_gradients_on_cpu)
+torch.library.register_kernel("chop::lsq_changed_gradients", "cpu", _lsq_changed_gradients_on_cpu)

@@ -230,7 +230,7 @@ def learn_block(
     Args:
         block: the part, with inputs from rounded predecessors.
         exact: input values of the float part.
-        targets: output values of the float part; None computes them on demand.
+        targets: output values of the float part; None computes them.
         layers: from `_learnable_layers`; layers of other parts are ignored.
         weights: row weights by node; equal for other nodes.
         learning: settings.
@@ -240,13 +240,10 @@ def learn_block(
     own = {node: layers[node] for node in block.part.nodes if node in layers}
     floats = {node: layer.effective("weight").detach().clone() for node, layer in own.items()}
 
-    def computed(number: int) -> Mapping[fx.Node, Any]:
-        if targets is not None:
-            return targets.get(number)
+    if targets is None:
         with quantizers_off(block.mg.model), _standing_in(own, floats), torch.no_grad():
-            return block.run_batch(number, exact)
-
-    compared = BlockError(block, computed, weights, WHERE)
+            targets = _run_all(block, exact)
+    compared = BlockError(block, targets.get, weights, WHERE)
     alone: Mapping[str, str] = {}
     if learning.solver is not None:
         _, alone, _ = correct_block(replace(block, is_last=True), own, weights, learning.solver)
@@ -280,6 +277,14 @@ def learn_block(
     for node, layer in own.items():
         layer.weight.copy_(original[node])
     return {"before": before, "after": before}, skipped, values
+
+
+def _run_all(block: FloatBlock, inputs: Values) -> Values:
+    """Returns the values after a part, which `FloatBlock.run` omits for the last one."""
+    after = Values(block.mg.nodes, block.scratch)
+    for number in range(len(block.batches)):
+        after.put(number, block.run_batch(number, inputs))
+    return after
 
 
 def _changing(layer: Any, few: Mapping[int, str]) -> Tensor:

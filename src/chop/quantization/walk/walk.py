@@ -202,15 +202,16 @@ def run_nodes(
         before: called with each node before it runs, and the current values.
         running: creates the context in which a node runs.
     """
-    runner = GraphVisitor(mg.model, seen, running)
+    runner = GraphVisitor(mg.model, seen, running, frees=False)
     if any(node.op == "placeholder" for node in nodes):
         runner.args_iter = iter(bind_inputs(mg.model, batch))
     runner.env.update(values)
     for node in nodes:
         before(node, runner.env)
         runner.env[node] = runner.run_node(node)
-        for done in runner.user_to_last_uses.get(node, ()):
-            del runner.env[done]
+        for source in node.all_input_nodes:
+            if max(source.users) is node:
+                del runner.env[source]
     return dict(runner.env)
 
 
