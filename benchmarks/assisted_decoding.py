@@ -1,4 +1,4 @@
-"""Greedy generation with prompt lookup or an assistant, beside plain generation.
+"""Greedy generation with prompt lookup, an assistant or native steps, beside plain generation.
 
     python benchmarks/assisted_decoding.py --model ./smollm2 [--assistant ./smaller]
 
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from chop import decode_natively
 from chop.base.tables import markdown_table
 from chop.bench import paired_ratio
 from chop.bench.record import format_ratio
@@ -73,18 +74,24 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="folder of a chat model")
     parser.add_argument("--assistant", type=Path, help="folder of a smaller one, same tokenizer")
     parser.add_argument("--format", default="mxint8", help="of weights")
+    parser.add_argument("--assistant-format", default="mxint4", help="of the assistant's weights")
     parser.add_argument("--tokens", type=int, default=48, help="new tokens")
     parser.add_argument("--turns", type=int, default=10)
     args = parser.parse_args()
     torch.set_num_threads(1)
     tokenizer = get_tokenizer(args.model)
     packed = [
-        packed_graph(load_model(str(folder), task="text-generation"), args.format)
-        for folder in (args.model, args.assistant)
+        packed_graph(load_model(str(folder), task="text-generation"), name)
+        for folder, name in ((args.model, args.format), (args.assistant, args.assistant_format))
         if folder is not None
     ]
     target, *assistants = (mg.to_module().eval() for mg in packed)
-    ways: dict[str, dict[str, Any]] = {PLAIN: {}, "prompt lookup": {"prompt_lookup_num_tokens": 8}}
+    decode_natively(target)  # concerns static caches only
+    ways: dict[str, dict[str, Any]] = {
+        PLAIN: {},
+        "native steps": {"cache_implementation": "static"},
+        "prompt lookup": {"prompt_lookup_num_tokens": 8},
+    }
     if assistants:
         ways["assistant"] = {"assistant_model": assistants[0]}
     rows = [

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from chop.actions.api import compress, quantize, save
     from chop.base.installed import __version__ as __version__
     from chop.ir.graph import MaseGraph
+    from chop.ir.huggingface.native_decoding import decode_natively
     from chop.ir.huggingface.quantized_cache import QuantizedCache
     from chop.ir.huggingface.quantizer import ChopConfig
 
@@ -32,6 +33,7 @@ __all__ = [
     "MaseGraph",
     "QuantizedCache",
     "compress",
+    "decode_natively",
     "formats",
     "passes",
     "quantize",
@@ -44,6 +46,7 @@ HOMES = {
     "QuantizedCache": "chop.ir.huggingface.quantized_cache",
     "__version__": "chop.base.installed",
     "compress": "chop.actions.api",
+    "decode_natively": "chop.ir.huggingface.native_decoding",
     "quantize": "chop.actions.api",
     "save": "chop.actions.api",
 }

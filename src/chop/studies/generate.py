@@ -30,6 +30,7 @@ from chop.studies.generation_peers import (
     PREFILL,
     CompiledDecoder,
     Contender,
+    NativeDecoder,
     TorchDecoder,
     build_peers,
 )
@@ -123,9 +124,12 @@ def bench_generate(config: BenchGenerateConfig) -> GenerateComparison:
     missing: dict[str, str] = {}
     graphs: dict[str, MaseGraph] = {n: packed_graph(model, n) for n in config.formats}
     contenders: list[Contender] = [TorchDecoder("float32", model)]
-    contenders += [TorchDecoder(n, mg.to_module().eval()) for n, mg in graphs.items()]
+    packed = [TorchDecoder(n, mg.to_module().eval()) for n, mg in graphs.items()]
+    contenders += packed
+    if config.batch == 1 and config.device == "cpu":
+        contenders += [NativeDecoder(f"{each.name} native", each.model) for each in packed]
     if config.compile:
-        in_torch = [each for each in contenders if isinstance(each, TorchDecoder)]
+        in_torch = [each for each in contenders if type(each) is TorchDecoder]
         contenders += [CompiledDecoder(f"{each.name} compiled", each.model) for each in in_torch]
     if config.peers:
         for available, absent in (build_peers(model), _in_llama_cpp(graphs, config)):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from chop.captured.huggingface.cache_names import cache_name, find_cache
+from chop.ir.huggingface.native_decoding import decode_natively
 
 PREFILL, DECODE = "prefill", "decode"
 
@@ -80,6 +81,24 @@ class CompiledDecoder(TorchDecoder):
         return decode_call(self.model, ids, compiles=True)
 
 
+class NativeDecoder(TorchDecoder):
+    """Decoder with a static cache whose tokens are native calls, see `decode_natively`.
+
+    Args:
+        name: name in tables.
+        model: model in evaluation mode; it is not changed.
+    """
+
+    def __init__(self, name: str, model: nn.Module) -> None:
+        super().__init__(name, decode_natively(copy.copy(model)))
+
+    def call(self, kind: str, ids: Tensor) -> Callable[[], Tensor]:
+        """Returns the function to time, see `Contender.call`."""
+        if kind == PREFILL:
+            return super().call(kind, ids)
+        return decode_call(self.model, ids, is_static=True)
+
+
 def prefill_call(model: nn.Module, ids: Tensor) -> Callable[[], Tensor]:
     """Returns a function that reads a prompt into a new cache, with the last logits (B, 1, V)."""
 
@@ -90,7 +109,9 @@ def prefill_call(model: nn.Module, ids: Tensor) -> Callable[[], Tensor]:
     return call
 
 
-def decode_call(model: nn.Module, ids: Tensor, compiles: bool = False) -> Callable[[], Tensor]:
+def decode_call(
+    model: nn.Module, ids: Tensor, compiles: bool = False, is_static: bool = False
+) -> Callable[[], Tensor]:
     """Returns a function for one token after a prompt, with logits (B, 1, V).
 
     The token is removed from the cache after each call.
@@ -98,9 +119,11 @@ def decode_call(model: nn.Module, ids: Tensor, compiles: bool = False) -> Callab
     Args:
         model: model in evaluation mode.
         ids: prompt, (B, T).
-        compiles: uses a static cache of T + 1 tokens and compiles the single-token step.
+        compiles: compiles the single-token step. The cache is then static as well.
+        is_static: uses a static cache of T + 1 tokens.
     """
-    given = {cache_name(model): _static_cache(model, ids.size(1) + 1)} if compiles else {}
+    is_static |= compiles
+    given = {cache_name(model): _static_cache(model, ids.size(1) + 1)} if is_static else {}
     name, cache = find_cache(model(input_ids=ids, **given, use_cache=True))
     token, step = ids[:, :1], torch.compile(model, dynamic=False) if compiles else model
 

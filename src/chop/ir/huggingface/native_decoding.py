@@ -1,0 +1,317 @@
+"""Native decoding: tokens of packed decoders without Python between their operations."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from chop.base.notices import warn_once
+from chop.captured.huggingface.cache_names import cache_name, find_cache
+from chop.errors import ConfigError
+from chop.kernels.cpu.steps import StepRecorder, UnsupportedStepError
+from chop.private.modules import has_forward_hooks, own_buffers, own_parameters
+from chop.private.torch_api import write_count
+from chop.private.transformers_api import attention_functions, attention_name, set_attention_name
+
+ATTENTION = "chop_one_token"
+"""Name of the attention function during a recording."""
+TOLERANCE = 1e-3
+"""Largest difference of logits from the model's, relative to the largest logit."""
+PLAIN = ("torch.nn.", "transformers.", "chop.nn.packed.", "chop.nn.quantized.")
+"""Packages whose modules have no state besides tensors, submodules and the training mode."""
+SUPPORTED = (
+    *("input_ids", "attention_mask", "position_ids", "use_cache", "logits_to_keep"),
+    "return_dict",
+)
+"""Keywords of a call for one token."""
+UNKNOWN: tuple[list[Any], list[Tensor]] = ([], [])
+"""State of a model that has not been recorded."""
+UNUSED = ("position_ids", "use_cache", "output_attentions")
+"""Keywords of attention functions that do not change the result of one token."""
+
+
+def decode_natively(model: nn.Module) -> nn.Module:
+    """Lets a packed decoder generate tokens by one native call each, without a compiler.
+
+    The first token that follows a prompt in a static cache is recorded as a list of operations,
+    which later tokens run in C++. The results differ from the model's by float32 rounding. All
+    other calls are those of the model: prompts, several texts, other caches, padding, hooks,
+    training, and models with operations that cannot be recorded, which is reported once. Changed
+    weights and layers are recorded again with the next text. Call the function again after changing
+    other attributes of modules.
+
+    Args:
+        model: decoder of transformers in evaluation mode on a CPU, with packed layers and float32
+            activations. It is changed, and its parameters stay as they are.
+    Returns: the model.
+
+    Raises:
+        ConfigError: if the model is not a decoder of transformers.
+
+    Example:
+        model = decode_natively(AutoModelForCausalLM.from_pretrained("runs/compress/model"))
+        model.generate(**texts, cache_implementation="static")
+    """
+    if not getattr(model, "can_generate", bool)():
+        raise ConfigError(
+            f"decode_natively: expected a decoder of transformers, got a {type(model).__name__}."
+        )
+    model.forward = NativeForward(model)
+    return model
+
+
+class NativeForward:
+    """`forward` of a decoder that runs single tokens as a list of steps.
+
+    Copies and pickles of the model have it as well, and record again.
+
+    Args:
+        model: the decoder.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.__signature__ = inspect.signature(type(model).forward.__get__(model))
+        self._running = threading.Lock()
+        self._steps: _Token | None = None
+        self._recorded_for: tuple[list[Any], list[Tensor]] = UNKNOWN
+        # The model is compared with the recorded one at the first token of each text.
+        self._text: Callable[[], Any] = lambda: None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"model": self.model}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["model"])  # type: ignore[misc]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the model's output."""
+        name, cache = find_cache(kwargs)
+        if not (args or torch.compiler.is_compiling()) and _is_one_token(self.model, kwargs, cache):
+            # The memory of the steps belongs to one token at a time.
+            with self._running:
+                logits = self._logits(kwargs["input_ids"], cache)
+            if logits is not None:
+                from transformers.modeling_outputs import CausalLMOutputWithPast
+
+                return CausalLMOutputWithPast(logits=logits, **{name: cache})
+        self._text = lambda: None
+        return type(self.model).forward(self.model, *args, **kwargs)
+
+    def _logits(self, ids: Tensor, cache: Any) -> Tensor | None:
+        """Returns logits of one token (1, 1, vocabulary), or None if the model has to run."""
+        if self._text() is not cache:
+            state = _state(self.model)
+            if state is None or state[0] != self._recorded_for[0]:
+                self._steps = None if state is None else _recorded(self.model, ids, cache)
+                self._recorded_for = state or UNKNOWN
+            self._text = weakref.ref(cache)
+        if self._steps is None or not self._steps.fits(cache):
+            return None
+        logits = self._steps.run(ids, cache)
+        for layer in cache.layers:
+            layer.cumulative_length.add_(1)
+        return logits
+
+
+class _Token:
+    """Recorded steps of one token.
+
+    Args:
+        model: decoder.
+        ids: a token, (1, 1).
+
+    Raises:
+        UnsupportedStepError: if an operation cannot run as a step.
+    """
+
+    def __init__(self, model: Any, ids: Tensor) -> None:
+        self._embed = model.get_input_embeddings()
+        with torch.inference_mode(False), torch.no_grad():
+            self._row = self._embed(ids).clone()
+            self._position = torch.ones(1, 1, dtype=torch.int64)
+            recorder = StepRecorder((self._row, self._position))
+            given = {cache_name(model): _one_token_cache(), "position_ids": self._position}
+            with _recorded_attention(model), recorder:
+                output = type(model).forward(
+                    model, inputs_embeds=self._row, use_cache=True, **given
+                )
+        self._logits: Tensor = output.logits
+        self._steps = recorder.finish()
+        if sorted(self._steps.caches) != [*range(len(self._steps.caches))]:
+            raise UnsupportedStepError("layers without attention are not supported")
+
+    def fits(self, cache: Any) -> bool:
+        """Returns whether the steps can write into a static cache."""
+        sizes, tokens = self._steps.caches, cache.layers[0].max_cache_len
+        if len(sizes) != len(cache.layers):
+            return False
+        expected = [(1, heads, tokens, size) for _, (heads, size) in sorted(sizes.items())]
+        return all(
+            x.shape == shape and x.is_contiguous()
+            for layer, shape in zip(cache.layers, expected, strict=True)
+            for x in (layer.keys, layer.values)
+        )
+
+    def run(self, ids: Tensor, cache: Any) -> Tensor:
+        """Returns the logits of a token, and writes its keys and values into the cache."""
+        self._row.copy_(self._embed(ids))
+        position = int(cache.layers[0].cumulative_length)
+        self._position.fill_(position)
+        keys = [layer.keys.data_ptr() for layer in cache.layers]
+        values = [layer.values.data_ptr() for layer in cache.layers]
+        self._steps.run(keys, values, cache.layers[0].max_cache_len, position)
+        return self._logits.clone()
+
+
+def _recorded(model: Any, ids: Tensor, cache: Any) -> _Token | None:
+    """Returns the steps, checked against the model; None if they cannot be used."""
+    try:
+        token = _Token(model, ids)
+    except UnsupportedStepError as reason:
+        _report(model, str(reason))
+        return None
+    if not token.fits(cache):
+        return None
+    logits = token.run(ids, cache)
+    given = {"input_ids": ids, cache_name(model): cache, "use_cache": True}
+    expected = type(model).forward(model, **given).logits
+    cache.crop(-1)
+    error = (logits - expected).abs().max()
+    if not error <= TOLERANCE * expected.abs().max():
+        _report(model, f"recorded steps differ by {error.item():.2g} from the model")
+        return None
+    return token
+
+
+def _report(model: nn.Module, reason: str) -> None:
+    warn_once(
+        f"decode_natively: {type(model).__name__} decodes as without it: {reason}.",
+        about=f"decode_natively: {reason}",
+    )
+
+
+def _is_one_token(model: nn.Module, kwargs: dict[str, Any], cache: Any) -> bool:
+    """Returns whether a call is for one token that sees a whole static cache of one text."""
+    ids = kwargs.get("input_ids")
+    if not isinstance(ids, Tensor) or ids.shape != (1, 1) or cache is None:
+        return False
+    if model.training or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+        return False
+    given = {name: x for name, x in kwargs.items() if name not in SUPPORTED and x is not cache}
+    if not all(x is None or x is False for x in given.values()):
+        return False
+    if kwargs.get("use_cache") is False or kwargs.get("return_dict") is False:
+        return False
+    if not _is_plain_static(cache):
+        return False
+    position, positions = int(cache.layers[0].cumulative_length), kwargs.get("position_ids")
+    is_next = positions is None or (positions.numel() == 1 and int(positions) == position)
+    is_within = position < cache.layers[0].max_cache_len
+    return is_next and is_within and _sees_all(kwargs.get("attention_mask"), position)
+
+
+def _is_plain_static(cache: Any) -> bool:
+    """Returns whether a cache has keys and values of all tokens, in float32 on the CPU."""
+    from transformers import StaticCache
+    from transformers.cache_utils import StaticLayer
+
+    return type(cache) is StaticCache and all(
+        type(layer) is StaticLayer
+        and layer.is_initialized
+        and layer.keys.dtype == torch.float32
+        and layer.keys.is_cpu
+        for layer in cache.layers
+    )
+
+
+def _sees_all(mask: Any, position: int) -> bool:
+    """Returns whether a mask of one row lets the token attend to all tokens before it."""
+    if mask is None:
+        return True
+    if not isinstance(mask, Tensor) or mask.numel() != mask.size(-1):
+        return False
+    seen = mask.flatten()[: position + 1]
+    return bool((seen == 0).all() if mask.is_floating_point() else seen.all())
+
+
+def _state(model: nn.Module) -> tuple[list[Any], list[Tensor]] | None:
+    """Returns the identities of modules and tensors, and the tensors, whose identities they keep.
+
+    None if other Python code decides the result.
+    """
+    state: list[Any] = [attention_name(model.config)]
+    tensors: list[Tensor] = []
+    for module in model.modules():
+        name = type(module).__name__
+        if not type(module).__module__.startswith(PLAIN):
+            _report(model, f"{name} is not a module of torch, transformers or chop")
+            return None
+        # Those of the model itself run before and after its forward.
+        if module is not model and (has_forward_hooks(module) or "forward" in vars(module)):
+            _report(model, f"a {name} has hooks or a forward of its own")
+            return None
+        state.append((module, module.training))
+        for x in (*own_parameters(module).values(), *own_buffers(module).values()):
+            if x is not None:
+                count = None if x.is_inference() else write_count(x)
+                state.append((id(x), x.data_ptr(), count))
+                tensors.append(x)
+    return state, tensors
+
+
+@contextmanager
+def _recorded_attention(model: Any) -> Iterator[None]:
+    """Records attention as one operation, without masks."""
+    from transformers import modeling_utils
+
+    functions, before = attention_functions(modeling_utils), attention_name(model.config)
+    functions[ATTENTION] = _attend
+    set_attention_name(model.config, ATTENTION)
+    try:
+        yield
+    finally:
+        set_attention_name(model.config, before)
+        del functions[ATTENTION]
+
+
+def _attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    unknown = [n for n, x in others.items() if n not in UNUSED and x is not None]
+    if unknown or attention_mask is not None:
+        raise UnsupportedStepError(f"attention has {', '.join(unknown) or 'a mask'}")
+    scale = query.size(-1) ** -0.5 if scaling is None else scaling
+    y: Tensor = torch.ops.chop.attend(query, key, value, module.layer_idx, scale)
+    return y, None
+
+
+def _one_token_cache() -> Any:
+    """Returns a cache that contains the token itself only."""
+    from transformers import Cache
+
+    class OneToken(Cache):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__(layers=[])
+
+        def update(self, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+            return key, value
+
+        def get_seq_length(self, layer_idx: int = 0) -> int:
+            return 0
+
+    return OneToken()
