@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 import chop
 from chop import MaseGraph, passes
-from chop.formats import NumberFormat, QuantSpec
+from chop.formats import MXInt, NumberFormat, QuantSpec
 from chop.kernels import KERNELS, fake_quantize
 from chop.kernels.cpu.build import library
 from chop.models import get_model
@@ -112,11 +112,20 @@ def decoding(number_format: NumberFormat) -> Call:
     return partial(number_format.decode, number_format.encode(values(LARGE)))
 
 
-def product(spec: QuantSpec, rows: int) -> Call:
+def decoding_half(number_format: NumberFormat) -> Call:
+    """The kernel, which decodes to bfloat16."""
+    parts = number_format.encode(values(LARGE))
+    key = number_format.key
+    stored = parts.codes, parts.scales, parts.tensor_scale, list(LARGE), key, torch.bfloat16
+    return partial(torch.ops.chop.decode, *stored)
+
+
+def product(spec: QuantSpec, rows: int, dtype: torch.dtype = torch.float32) -> Call:
     """Of a packed layer and so many rows."""
-    layer = nn.Linear(*LARGE).eval()
-    layer.weight.data = values(LARGE) / 32
-    return partial(pack(QuantLinear.from_float(layer, spec)).eval(), values((rows, LARGE[1])))
+    layer = nn.Linear(*LARGE, dtype=dtype).eval()
+    layer.weight.data = values(LARGE, dtype) / 32
+    x = values((rows, LARGE[1]), dtype)
+    return partial(pack(QuantLinear.from_float(layer, spec)).eval(), x)
 
 
 def of_formats() -> Iterator[Case]:
@@ -146,6 +155,11 @@ def of_packed_linear() -> Iterator[Case]:
     for name, spec in specs.items():
         for rows in ROWS:
             yield Case(f"packed linear {rows} rows: {name}", simply(partial(product, spec, rows)))
+    fmt = MXInt(8)
+    yield Case(f"decode to bfloat16: {fmt.label}", simply(partial(decoding_half, fmt)))
+    for rows in ROWS:
+        ready = simply(partial(product, QuantSpec(weight=fmt), rows, torch.bfloat16))
+        yield Case(f"packed linear {rows} rows, bfloat16: {fmt.label}", ready)
 
 
 def model(name: str) -> tuple[nn.Module, dict[str, Tensor]]:

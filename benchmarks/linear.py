@@ -27,7 +27,7 @@ from cases import SPECS
 from torch import Tensor, nn
 
 from chop.base.tables import markdown_table
-from chop.bench import Variant, compare
+from chop.bench import Interval, Variant, compare
 from chop.kernels.cpu.build import library
 from chop.nn import quantized as q
 from chop.nn.packed import pack
@@ -119,12 +119,12 @@ def in_turns(ways: Sequence[Way]) -> Way:
     return lambda x: next(turns)(x)
 
 
-def ratios(ways: Mapping[str, Way], layer: Way, x: Tensor, seconds: float) -> dict[str, float]:
+def ratios(ways: Mapping[str, Way], layer: Way, x: Tensor, seconds: float) -> dict[str, Interval]:
     """How many times as fast as the layer."""
     variants = [Variant("the layer", partial(layer, x))]
     variants += [Variant(name, partial(way, x)) for name, way in ways.items()]
     found = compare(variants, "the layer", seconds=seconds, outputs=False, memory=False)
-    return {name: found[name].ratio.median for name in ways}
+    return {name: found[name].ratio for name in ways}
 
 
 def decibels(y: Tensor, expected: Tensor) -> float:
@@ -183,7 +183,9 @@ def measure(inputs: int, outputs: int, options: argparse.Namespace) -> list[dict
                 noise = decibels(of_layers[0][name](x), first(x))
                 if options.profile:
                     print(f"{name}, {rows} rows\n{profile(way, x)}")
-            table[name][f"{rows} rows"] = f"{found[name]:.2f}"
+            ratio = found[name]
+            cell = f"{ratio.median:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
+            table[name][f"{rows} rows"] = cell
             table[name]["dB"] = f"{noise:.1f}"
     return list(table.values())
 

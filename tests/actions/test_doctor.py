@@ -1,13 +1,16 @@
 """What `chop doctor` finds."""
 
+import math
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 
-from chop.actions.doctor import OK, OPTIONAL, _integer_products, _part, examine
-from chop.kernels.cpu import build, int8
+from chop.actions.doctor import OK, OPTIONAL, _instructions, _part, _products, examine
+from chop.kernels.cpu import build, crossovers
+from chop.kernels.cpu.crossovers import CROSSOVERS
 
 
 def test_doctor_finds_what_is_here():
@@ -29,11 +32,42 @@ def test_a_program_of_the_system_serves_as_the_optional_part(tmp_path, monkeypat
 
 
 def test_products_are_not_to_be_tuned_where_one_implementation_runs(monkeypatch):
-    monkeypatch.setattr(int8, "is_exact", lambda: False)
+    impossible = {name: replace(each, is_possible=bool) for name, each in CROSSOVERS.items()}
+    monkeypatch.setattr(crossovers, "CROSSOVERS", impossible)
     monkeypatch.setattr(build, "library", lambda: build.Build(object(), ""))
-    assert "oneDNN is not exact on this processor" in _integer_products().detail
+    details = {finding.what: finding.detail for finding in _products()}
+    no_bfloat16 = "CPU kernels; oneDNN has no bfloat16 products on this processor"
+    assert details == {
+        "8-bit products": "CPU kernels; oneDNN is not exact on this processor",
+        "bfloat16 products": no_bfloat16,
+        "float32 products at medium precision": no_bfloat16,
+    }
     monkeypatch.setattr(build, "library", lambda: build.Build(None, "no compiler"))
-    assert _integer_products().state == OPTIONAL
+    assert {finding.state for finding in _products()} == {OPTIONAL}
+
+
+def test_each_kind_of_products_is_reported_with_its_rows(monkeypatch):
+    threads, name = torch.get_num_threads(), "bfloat16 products"
+    each = replace(CROSSOVERS[name], is_possible=lambda: True)
+    monkeypatch.setattr(crossovers, "CROSSOVERS", {name: each})
+    monkeypatch.setattr(build, "library", lambda: build.Build(object(), ""))
+    table = {512 * 4096: 16, 1024 * 768: math.inf}
+    monkeypatch.setattr(crossovers, "TABLES", {(name, threads): table})
+    (finding,) = _products()
+    rows = "768 x 1024: never, 4096 x 512: 16 rows and more"
+    assert finding.detail == f"oneDNN for {rows}; otherwise CPU kernels"
+    monkeypatch.setattr(crossovers, "TABLES", {})
+    monkeypatch.setattr(crossovers, "_read_all", dict)
+    (finding,) = _products()
+    assert finding.detail.endswith("chop doctor --tune")
+
+
+def test_product_instructions_are_read_from_the_system(monkeypatch, tmp_path):
+    monkeypatch.setattr(build, "CPU_INFO", tmp_path / "cpuinfo")
+    assert _instructions().detail.startswith("none; absent: avx_vnni, ")
+    build.CPU_INFO.write_text("model name: A\nflags\t\t: fpu avx512_vnni amx_bf16 amx_tile\n")
+    present = "avx512_vnni, amx_bf16; absent: avx_vnni, amx_int8, avx512_bf16"
+    assert _instructions().detail == present
 
 
 @pytest.mark.long

@@ -1,7 +1,9 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
-from chop.kernels.cpu import build, reader
+from chop.kernels.cpu import build, crossovers, reader
 
 
 @pytest.fixture(scope="module")
@@ -24,3 +26,19 @@ def threads():
 def small_ones(monkeypatch):
     """Small weights are multiplied as large ones are."""
     monkeypatch.setattr(reader, "LARGE", 1)
+
+
+@pytest.fixture
+def onednn_from(monkeypatch):
+    """Sets the rows from which oneDNN multiplies, as on a CPU where it can, for any threads."""
+    kinds = crossovers.CROSSOVERS
+
+    def set_rows(rows):
+        able = {name: replace(each, is_possible=lambda: True) for name, each in kinds.items()}
+        monkeypatch.setattr(crossovers, "CROSSOVERS", able)
+        keys = [(name, threads) for name in kinds for threads in range(1, 65)]
+        monkeypatch.setattr(crossovers, "TABLES", {key: {2**20: rows} for key in keys})
+        crossovers._fewest_rows.cache_clear()
+
+    yield set_rows
+    crossovers._fewest_rows.cache_clear()

@@ -1,5 +1,7 @@
 """Packed weights: decoded bit for bit, multiplied as precisely as their formats deserve."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -24,7 +26,7 @@ from chop.formats import (
     Ternary,
     parse_format_string,
 )
-from chop.kernels.cpu import packed, reader
+from chop.kernels.cpu import bfloat16, packed, products, reader
 from chop.kernels.matmul_precision import matmul_precision
 from chop.nn import quantized as q
 from chop.nn.packed import pack
@@ -159,7 +161,7 @@ def test_codes_are_decoded_a_span_at_a_time_for_many_rows(fmt, rounds, small_one
             bound += 2.0**-8 * (taken.abs() @ values.abs().T)
         for rows in (5, 6, 13, 120, 121, 245):
             for given in (None, bias):
-                y = packed._by_codes(found, x[:rows], stored, given, rounds)
+                y = products.by_codes(found, x[:rows], stored, given, rounds)
                 off = (y - exact[:rows] - (0 if given is None else given)).abs()
                 assert (off <= bound[:rows]).all(), (outputs, columns, rows)
 
@@ -185,9 +187,9 @@ BOUND_COLUMNS, MANY = 320, 80
 @pytest.mark.long
 @subcases("fmt", [*FORMATS, *GROUPED], ids=lambda fmt: fmt.label)
 @subcases("setting", ["highest", "high", "medium"])
-def test_many_rows_differ_by_what_the_setting_of_torch_allows(fmt, setting, monkeypatch):
+def test_many_rows_differ_by_what_the_setting_of_torch_allows(fmt, setting, onednn_from):
     """As on a CPU that multiplies bfloat16, whichever this one is."""
-    monkeypatch.setattr(packed, "multiplies_bfloat16", lambda: True)
+    onednn_from(16)
     weight, x = torch.randn(256, BOUND_COLUMNS), torch.randn(MANY, BOUND_COLUMNS)
     bias = torch.randn(256)
     encoded = fmt.encode(weight)
@@ -211,9 +213,10 @@ def test_many_rows_differ_by_what_the_setting_of_torch_allows(fmt, setting, monk
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("fmt", [MXInt(8), NVFP4(), *GROUPED], ids=lambda fmt: fmt.label)
-def test_rows_of_half_precision_are_rounded_once(fmt, dtype, monkeypatch):
+def test_rows_of_half_precision_are_rounded_once(fmt, dtype, monkeypatch, onednn_from):
     """Where the CPU has no products of bfloat16, by those of float32."""
-    monkeypatch.setattr(packed, "multiplies_bfloat16", lambda: False)
+    monkeypatch.setattr(bfloat16, "multiplies_bfloat16", lambda: False)
+    onednn_from(math.inf)
     weight, x = torch.randn(256, BOUND_COLUMNS) * 0.05, torch.randn(600, BOUND_COLUMNS).to(dtype)
     encoded, bias = fmt.encode(weight), torch.randn(256)
     stored, decoded = parts(encoded, fmt), fmt.decode(encoded).double()
@@ -225,8 +228,8 @@ def test_rows_of_half_precision_are_rounded_once(fmt, dtype, monkeypatch):
         assert y.dtype == dtype and ((y - exact[:rows]).abs() <= bound[:rows]).all()
 
 
-def test_a_compiled_layer_follows_the_switch(monkeypatch):
-    monkeypatch.setattr(packed, "multiplies_bfloat16", lambda: True)
+def test_a_compiled_layer_follows_the_switch(onednn_from):
+    onednn_from(16)
     layer = pack(q.QuantLinear(320, 256, config={"weight": {"name": "mxint"}})).eval()
     compiled = torch.compile(layer, backend="eager", fullgraph=True)
     x = torch.randn(MANY, 320)
@@ -241,7 +244,7 @@ def test_a_compiled_layer_follows_the_switch(monkeypatch):
 @pytest.mark.parametrize("multiplies", [False, True])
 @pytest.mark.parametrize("name", ["mxint", "group_integer", "scale_integer"])
 def test_a_row_has_one_result_whatever_the_number_of_rows(name, multiplies, monkeypatch):
-    monkeypatch.setattr(packed, "multiplies_bfloat16", lambda: multiplies)
+    monkeypatch.setattr(bfloat16, "multiplies_bfloat16", lambda: multiplies)
     layer = pack(q.QuantLinear(320, 256, config={"weight": {"name": name, "width": 8}})).eval()
     x, weight = torch.randn(300, 320), layer.weight.double()
     exact = F.linear(x.double(), weight, layer.bias.double())

@@ -8,13 +8,17 @@ import math
 import platform
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from chop.base.installed import DISTRIBUTION, how_to_get, misfit, version
 from chop.base.plugins import GROUPS, OWN, described, entry_points, find_registry, unknown_groups
 from chop.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from chop.kernels.cpu.crossovers import Crossover
 
 EXTRAS = {
     "eval": "chop evaluate --tasks",
@@ -28,7 +32,7 @@ EXTRAS = {
 """Uses of optional parts, in addition to those of export targets."""
 PROGRAMS = {"place": "nextpnr-ecp5"}
 """Programs of the system that replace an optional part."""
-CACHE, CLEANED, PRODUCTS = "cache folder", "removed", "8-bit products"
+CACHE, CLEANED = "cache folder", "removed"
 OK, MISSING, OPTIONAL, WRONG = "ok", "missing", "not installed (optional)", "wrong"
 
 
@@ -63,7 +67,8 @@ def examine() -> list[Finding]:
         accelerator,
         _compiler(),
         _cpu_kernels(),
-        _integer_products(),
+        _instructions(),
+        *_products(),
         *_hardware_tools(),
         _cache(),
     ]
@@ -216,31 +221,50 @@ def _cpu_kernels() -> Finding:
 
 
 def tune() -> None:
-    """Measures again which implementation of 8-bit products is faster."""
-    from chop.kernels.cpu.int8 import measure_crossovers
+    """Measures again which implementation of packed products is faster."""
+    from chop.kernels.cpu.crossovers import measure_all
 
-    measure_crossovers()
+    _crossovers()
+    measure_all()
 
 
-def _integer_products() -> Finding:
-    """Reports from how many rows oneDNN is faster than the CPU kernels; both are exact."""
+def _instructions() -> Finding:
+    """Reports the instructions for fast products, which virtual processors may lack."""
+    from chop.kernels.cpu.build import product_instructions
+
+    known = product_instructions()
+    present = ", ".join(name for name, is_there in known.items() if is_there)
+    absent = ", ".join(name for name, is_there in known.items() if not is_there)
+    detail = f"{present or 'none'}; absent: {absent}" if absent else present
+    return Finding("product instructions", OK, detail)
+
+
+def _crossovers() -> Iterable[Crossover]:
+    """Returns the kinds of products, which their modules register."""
+    import chop.kernels.cpu.packed  # noqa: F401
+    from chop.kernels.cpu.crossovers import CROSSOVERS
+
+    return CROSSOVERS.values()
+
+
+def _products() -> Iterator[Finding]:
+    """Yields from how many rows oneDNN is faster than the CPU kernels, for each kind of product."""
     import torch
 
     from chop.kernels.cpu.build import library
-    from chop.kernels.cpu.crossovers import SHAPES, stored_table
-    from chop.kernels.cpu.int8 import is_exact
 
-    if library().library is None:
-        return Finding(PRODUCTS, OPTIONAL, "PyTorch in float32, because there are no CPU kernels")
-    if not is_exact():
-        return Finding(PRODUCTS, OK, "CPU kernels; oneDNN is not exact on this processor")
-    table = stored_table(torch.get_num_threads())
-    if table is None:
-        return Finding(PRODUCTS, OK, "CPU kernels; oneDNN not measured yet: chop doctor --tune")
-    rows = [
-        f"{columns} x {outputs}: {_from(table[columns * outputs])}" for outputs, columns in SHAPES
-    ]
-    return Finding(PRODUCTS, OK, f"oneDNN for {', '.join(rows)}; otherwise CPU kernels")
+    for each in _crossovers():
+        if library().library is None:
+            why = "PyTorch in float32, because there are no CPU kernels"
+            yield Finding(each.name, OPTIONAL, why)
+        elif not each.is_possible():
+            yield Finding(each.name, OK, f"CPU kernels; {each.impossible}")
+        elif (table := each.stored_table(torch.get_num_threads())) is None:
+            detail = "CPU kernels; oneDNN not measured yet: chop doctor --tune"
+            yield Finding(each.name, OK, detail)
+        else:
+            rows = [f"{i} x {o}: {_from(table[i * o])}" for o, i in each.shapes]
+            yield Finding(each.name, OK, f"oneDNN for {', '.join(rows)}; otherwise CPU kernels")
 
 
 def _from(rows: float) -> str:

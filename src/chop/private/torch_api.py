@@ -60,7 +60,6 @@ __all__ = [
     "gradient_hooks",
     "has_bfloat16_products",
     "has_int8_products",
-    "has_tiles",
     "is_batched",
     "is_dispatch_observed",
     "is_fake",
@@ -70,6 +69,7 @@ __all__ = [
     "linear_pointwise",
     "multiply_int8",
     "never_compiled",
+    "onednn_multiplies_bfloat16",
     "python_of_script",
     "set_target",
     "single_overload",
@@ -265,14 +265,14 @@ def has_int8_products() -> bool:
     return torch.cpu._is_vnni_supported()
 
 
-def has_tiles() -> bool:
-    """Returns whether the CPU has matrix tiles of 8-bit integers and bfloat16 (AMX)."""
-    return torch.cpu._is_amx_tile_supported()
-
-
 def has_bfloat16_products() -> bool:
     """Returns whether the CPU has bfloat16 products (AVX-512 or AMX)."""
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+def onednn_multiplies_bfloat16() -> bool:
+    """Returns whether oneDNN computes bfloat16 products on this CPU, possibly by float32 ones."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def multiply_int8(a: Tensor, b: Tensor) -> Tensor:

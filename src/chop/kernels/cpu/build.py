@@ -37,6 +37,8 @@ SETS = {
     "x86-64-v3": "avx avx2 bmi1 bmi2 f16c fma abm movbe",
 }
 """Instruction sets, best first, with the Linux CPU flags that the next set lacks."""
+PRODUCTS = ("avx_vnni", "avx512_vnni", "amx_int8", "avx512_bf16", "amx_bf16")
+"""Linux flags of the processor's instructions for products of 8-bit integers and bfloat16."""
 CPU_INFO = Path("/proc/cpuinfo")
 SWITCH, BASELINE = "CHOP_INSTRUCTIONS", "baseline"
 """Environment variable that limits the instruction set, and its value for portable loops."""
@@ -134,18 +136,29 @@ def target() -> tuple[str, ...]:
 
 def known_sets() -> list[str]:
     """Returns the instruction sets that Linux reports for this machine."""
-    try:
-        text = CPU_INFO.read_text()
-    except OSError:
-        return []
-    line = next((line for line in text.splitlines() if line.startswith("flags")), "")
-    known, names = set(line.split()), [*SETS]
+    known, names = processor_flags(), [*SETS]
     return [
         name
         for number, name in enumerate(names)
         # A set includes all lower sets, so their flags are required as well.
         if known.issuperset(" ".join(SETS[other] for other in names[number:]).split())
     ]
+
+
+def product_instructions() -> dict[str, bool]:
+    """Returns which instructions for products of 8-bit integers and bfloat16 Linux reports."""
+    known = processor_flags()
+    return {name: name in known for name in PRODUCTS}
+
+
+def processor_flags() -> frozenset[str]:
+    """Returns the flags of the processor that Linux reports; none on other systems."""
+    try:
+        text = CPU_INFO.read_text()
+    except OSError:
+        return frozenset()
+    line = next((line for line in text.splitlines() if line.startswith("flags")), "")
+    return frozenset(line.split())
 
 
 def _loaded(compiler: str, more_flags: Sequence[str]) -> Build:

@@ -1,35 +1,41 @@
-"""Rows from which oneDNN multiplies 8-bit codes faster than the loops of this package.
+"""Rows from which oneDNN multiplies faster than the loops of this package.
 
-Both compute the same numbers. Which is faster depends on the processor, the number of threads, the
-rows of the activations and the size of the weight. It is measured once per machine, which takes a
-second or two, and stored in the cache folder.
+Which is faster depends on the processor, the number of threads, the kind of product, the rows of
+the activations and the size of the weight. It is measured once per machine and kind of product, in
+less than two seconds for all kinds, and stored in the cache folder.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from chop.base.files.atomic import atomic_file
 from chop.base.files.documents import read_json
 from chop.base.files.reading import NotReadableError
 from chop.base.hub import cache_folder
 from chop.errors import ChopError
-from chop.kernels.cpu.build import target
+from chop.kernels.cpu.build import library, product_instructions, target
 from chop.runs.environment import processor_name
 
-SHAPES = ((3072, 768), (4096, 4096))
-"""Weights (outputs, columns) of the measurement. Others use the nearest in number of elements."""
 COUNTS = (16, 32, 64, 128, 256)
 """Rows of activations that are measured."""
 FEWEST = COUNTS[0]
-REPEATS = 5
+FEW_REPEATS, REPEATS, LONGEST = 2, 5, 0.05
+"""Calls of each product: at least, at most, and the seconds after which there are no more."""
 MARGIN = 1.15
+PERIOD = 4099
+"""Number of random bytes of a measurement; prime, so that repeated ones differ between rows."""
 FILE = "crossovers.json"
 Call = Callable[[], object]
 Clock = Callable[[], float]
@@ -37,41 +43,111 @@ Calls = Callable[[tuple[int, int], int], tuple[Call, Call]]
 """Makes a product by the loops and by oneDNN from the shape of a weight and a number of rows."""
 Table = Mapping[int, float]
 """Rows by number of elements of the weight; infinity if oneDNN is never faster."""
-TABLES: dict[int, Table] = {}
-"""Tables of this process by number of threads, because the file may not be writable."""
+TABLES: dict[tuple[str, int], Table] = {}
+"""Tables of this process by kind and number of threads, because the file may not be writable."""
 
 
-def find_rows(elements: int, threads: int, calls: Calls) -> float:
-    """Returns the rows from which oneDNN is faster, measured if the machine has no entry yet.
+@dataclass(frozen=True)
+class Crossover:
+    """Choice between the loops and oneDNN for one kind of product.
 
-    Args:
-        elements: number of elements of the weight.
-        threads: number of threads of torch.
-        calls: products to measure.
+    Attributes:
+        name: name in the file and in messages.
+        calls: makes the products that are measured.
+        shapes: weights (outputs, columns) of the measurement. Others use the nearest in number of
+            elements.
+        is_possible: returns False if oneDNN cannot compute such products on this processor.
+        impossible: the reason, as a clause.
     """
-    table = stored_table(threads) or measure(threads, calls)
+
+    name: str
+    calls: Calls
+    shapes: tuple[tuple[int, int], ...]
+    is_possible: Callable[[], bool]
+    impossible: str
+
+    def is_used(self, shape: Sequence[int], rows: int) -> bool:
+        """Returns True if oneDNN multiplies a number of rows by a weight (outputs, columns)."""
+        if rows < FEWEST:
+            return False
+        fewest = _fewest_rows(self.name, math.prod(shape), torch.get_num_threads())
+        return rows >= fewest and _has_onednn()
+
+    def measure(self, threads: int) -> Table:
+        """Measures the table of this machine and stores it."""
+        # The time of a thread excludes other processes, which the time of several threads cannot.
+        clock = time.thread_time if threads == 1 else time.perf_counter
+        table = {math.prod(shape): self._crossing(shape, clock) for shape in self.shapes}
+        TABLES[self.name, threads] = table
+        _write_table(self.name, threads, table)
+        return table
+
+    def stored_table(self, threads: int) -> Table | None:
+        """Returns the table of this process or the stored one of this machine; None without one."""
+        if (self.name, threads) in TABLES:
+            return TABLES[self.name, threads]
+        stored = _tables_of(_read_all(), threads).get(self.name)
+        names = {str(math.prod(shape)) for shape in self.shapes}
+        if not isinstance(stored, dict) or stored.keys() != names:
+            return None
+        if not all(x is None or (type(x) is int and x in COUNTS) for x in stored.values()):
+            return None
+        table = {int(name): math.inf if x is None else x for name, x in stored.items()}
+        TABLES[self.name, threads] = table
+        return table
+
+    def _crossing(self, shape: tuple[int, int], clock: Clock) -> float:
+        """Returns the fewest rows from which oneDNN is faster for this and all larger counts."""
+        fewest = math.inf
+        for rows in reversed(COUNTS):
+            loops, onednn = self.calls(shape, rows)
+            if not _is_slower(loops, onednn, clock):
+                break
+            fewest = rows
+        return fewest
+
+
+CROSSOVERS: dict[str, Crossover] = {}
+"""Kinds of products by name."""
+
+
+def register(crossover: Crossover) -> Crossover:
+    """Adds a kind of product to those that `measure_all` measures."""
+    CROSSOVERS[crossover.name] = crossover
+    return crossover
+
+
+def measure_all() -> None:
+    """Measures all kinds of products again, for torch's number of threads."""
+    if library().library is not None and _has_onednn():
+        for crossover in CROSSOVERS.values():
+            if crossover.is_possible():
+                crossover.measure(torch.get_num_threads())
+    _fewest_rows.cache_clear()
+
+
+@cache
+def _fewest_rows(name: str, elements: int, threads: int) -> float:
+    """Returns the rows from which oneDNN is faster, measured if the machine has no entry yet."""
+    crossover = CROSSOVERS[name]
+    if not (crossover.is_possible() and _has_onednn()):
+        return math.inf
+    table = crossover.stored_table(threads) or crossover.measure(threads)
     return table[min(table, key=lambda known: abs(math.log(known / elements)))]
 
 
-def measure(threads: int, calls: Calls) -> Table:
-    """Measures the table of this machine and stores it."""
-    # The time of a thread excludes other processes, which the time of several threads cannot.
-    clock = time.thread_time if threads == 1 else time.perf_counter
-    table = {math.prod(shape): _crossover(shape, calls, clock) for shape in SHAPES}
-    TABLES[threads] = table
-    _write_table(threads, table)
-    return table
+def random_bytes(count: int) -> Tensor:
+    """Returns bytes for a measurement; leaves torch's random state unchanged."""
+    random = torch.Generator("cpu").manual_seed(0)
+    # Drawing millions of them would take longer than the products.
+    period = torch.randint(0, 256, (PERIOD,), generator=random, dtype=torch.uint8, device="cpu")
+    return period.repeat(count // PERIOD + 1)[:count]
 
 
-def _crossover(shape: tuple[int, int], calls: Calls, clock: Clock) -> float:
-    """Returns the fewest rows from which oneDNN is faster for this and all larger counts."""
-    fewest = math.inf
-    for rows in reversed(COUNTS):
-        loops, onednn = calls(shape, rows)
-        if not _is_slower(loops, onednn, clock):
-            break
-        fewest = rows
-    return fewest
+def _has_onednn() -> bool:
+    """Returns False if torch was built without oneDNN, or the user has switched it off."""
+    backend: Any = torch.backends.mkldnn  # the type stubs lack the switch
+    return bool(backend.enabled) and torch.backends.mkldnn.is_available()
 
 
 def _is_slower(first: Call, second: Call, clock: Clock) -> bool:
@@ -80,7 +156,10 @@ def _is_slower(first: Call, second: Call, clock: Clock) -> bool:
     A difference below `MARGIN` does not count, so that a busy machine gives the same table.
     """
     first(), second()  # the first calls allocate and prepare
-    times = [(_seconds(first, clock), _seconds(second, clock)) for _ in range(REPEATS)]
+    times: list[tuple[float, float]] = []
+    start = clock()
+    while len(times) < FEW_REPEATS or (len(times) < REPEATS and clock() - start < LONGEST):
+        times.append((_seconds(first, clock), _seconds(second, clock)))
     return min(x for x, _ in times) > MARGIN * min(x for _, x in times)
 
 
@@ -90,28 +169,21 @@ def _seconds(call: Call, clock: Clock) -> float:
     return clock() - start
 
 
-def stored_table(threads: int) -> Table | None:
-    """Returns the table of this process or the stored one of this machine; None without one."""
-    if threads in TABLES:
-        return TABLES[threads]
-    stored = _read_all().get(_machine(threads))
-    names = {str(math.prod(shape)) for shape in SHAPES}
-    if not isinstance(stored, dict) or stored.keys() != names:
-        return None
-    if not all(x is None or (isinstance(x, int) and x in COUNTS) for x in stored.values()):
-        return None
-    TABLES[threads] = {int(name): math.inf if x is None else x for name, x in stored.items()}
-    return TABLES[threads]
-
-
-def _write_table(threads: int, table: Table) -> None:
-    rows = {str(name): None if math.isinf(x) else int(x) for name, x in table.items()}
+def _write_table(name: str, threads: int, table: Table) -> None:
+    rows = {str(key): None if math.isinf(x) else int(x) for key, x in table.items()}
     try:
         path = cache_folder() / FILE
+        stored = _read_all()
+        tables = _tables_of(stored, threads) | {name: rows}
         with atomic_file(path) as temporary:
-            temporary.write_text(json.dumps(_read_all() | {_machine(threads): rows}, indent=1))
+            temporary.write_text(json.dumps(stored | {_machine(threads): tables}, indent=1))
     except (OSError, ChopError):
         return  # a cache that cannot be written costs a measurement per process
+
+
+def _tables_of(stored: Mapping[str, object], threads: int) -> dict[str, object]:
+    tables = stored.get(_machine(threads))
+    return tables if isinstance(tables, dict) else {}
 
 
 def _read_all() -> dict[str, object]:
@@ -123,6 +195,10 @@ def _read_all() -> dict[str, object]:
 
 
 def _machine(threads: int) -> str:
-    """Identifies what the measurement depends on."""
+    """Identifies what the measurement depends on; virtual processors share names."""
     loops = " ".join(target()) or "all instruction sets"
-    return f"{processor_name()}, {loops}, torch {torch.__version__}, {threads} threads"
+    has = " ".join(name for name, is_there in product_instructions().items() if is_there)
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA")
+    onednn = f"oneDNN for {limit}" if limit else "oneDNN"
+    torch_version = f"torch {torch.__version__}"
+    return f"{processor_name()}, {has}, {loops}, {onednn}, {torch_version}, {threads} threads"

@@ -5,12 +5,12 @@
 
 namespace {
 
-void widen(const uint16_t* x, float* y, int64_t n) {
+CLONES void widen(const uint16_t* x, float* y, int64_t n) {
     for (int64_t i = 0; i < n; i++) y[i] = bit_cast<float>(static_cast<uint32_t>(x[i]) << 16);
 }
 
 // To nearest, ties to even.
-void narrow(const float* x, uint16_t* y, int64_t n) {
+CLONES void narrow(const float* x, uint16_t* y, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
         const uint32_t bits = bit_cast<uint32_t>(x[i]);
         const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;

@@ -16,8 +16,7 @@ from chop.formats.groups import WHOLE_TENSOR, Lines, Whole
 from chop.formats.packing import unpack_bits
 from chop.formats.scaling import EPSILON, TINY
 from chop.kernels.codes import WHOLE, CodeTables, Packed, fixed_tables
-from chop.kernels.cpu.build import library
-from chop.kernels.cpu.crossovers import FEWEST, find_rows, measure
+from chop.kernels.cpu.crossovers import Crossover, random_bytes, register
 from chop.kernels.cpu.measure import pointer
 from chop.kernels.cpu.reader import CHUNK_ROWS, Reader, find_reader, is_large
 from chop.kernels.integers import get_integers, one_scale
@@ -29,8 +28,8 @@ LONGEST_SUM = (2**31 - 1) // 128**2
 BYTE = 8
 INPUTS, WEIGHTS = "8.0", "scale_integer:width=8:granularity=channel"
 """Formats of the products that are measured."""
-PERIOD = 4099
-"""Number of random codes of a measurement; prime, so that repeated ones differ between rows."""
+SHAPES = ((3072, 768), (4096, 4096))
+"""Weights that are measured. oneDNN rearranges the whole weight on each call."""
 
 
 class Rule(ctypes.Structure):
@@ -166,7 +165,7 @@ class Product:
     def __call__(self, x: Tensor) -> Tensor | None:
         """Multiplies contiguous float32 rows (..., columns); returns None if `x` has a NaN."""
         rows = x.numel() // self.shape[1]
-        if rows >= FEWEST and not self._is_for_loops and rows >= rows_for_onednn(self.shape):
+        if not self._is_for_loops and INT8.is_used(self.shape, rows):
             return _by_onednn(x, self)
         return self.by_loops(x)
 
@@ -234,40 +233,16 @@ def _multiply(loops: ctypes.CDLL) -> Callable[..., int]:
     return prototype(("chop_int8_linear", loops))
 
 
-def rows_for_onednn(shape: Sequence[int]) -> float:
-    """Returns the rows from which oneDNN is faster for a weight; infinity for never.
-
-    oneDNN rearranges the weight on each call.
-    """
-    return _crossover(math.prod(shape), torch.get_num_threads())
-
-
-@cache
-def _crossover(elements: int, threads: int) -> float:
-    return find_rows(elements, threads, _calls) if is_exact() else math.inf
-
-
-def measure_crossovers() -> None:
-    """Measures again from which rows oneDNN is faster, for torch's number of threads."""
-    if is_exact() and library().library is not None:
-        measure(torch.get_num_threads(), _calls)
-    _crossover.cache_clear()
-
-
 def _calls(shape: tuple[int, int], rows: int) -> tuple[Callable[[], object], Callable[[], object]]:
     """Returns products of random codes by the loops and by oneDNN."""
-    random = torch.Generator("cpu").manual_seed(0)  # leaves the caller's random state unchanged
-    elements = math.prod(shape)
-    # Drawing millions of codes would take longer than the products.
-    period = torch.randint(0, 256, (PERIOD,), generator=random, dtype=torch.uint8, device="cpu")
-    codes = period.repeat(elements // PERIOD + 1)[:elements]
+    codes = random_bytes(math.prod(shape))
     scales = torch.ones(shape[0], dtype=torch.float32, device="cpu")
     key = parse_format_string(WEIGHTS).key
     product = prepared_product(
         parse_format_string(INPUTS), Packed(codes, scales, None, shape, key), None
     )
     assert product is not None
-    x = torch.randn(rows, shape[1], generator=random, dtype=torch.float32, device="cpu")
+    x = random_bytes(rows * shape[1]).view(rows, shape[1]).float().sub_(128).div_(64)
     return partial(product.by_loops, x), partial(_by_onednn, x, product)
 
 
@@ -324,8 +299,8 @@ def _rule(x_format: NumberFormat, tables: CodeTables, lines: Lines) -> WholeRule
 
 def workspace_bytes(loops: ctypes.CDLL, rows: int, outputs: int, columns: int) -> int:
     """Returns the workspace of `linear` in bytes: rounded rows; for oneDNN, sums of two chunks."""
-    is_large_count = rows >= FEWEST and is_large((outputs, columns)) and columns > 1
-    if is_large_count and rows >= rows_for_onednn((outputs, columns)):
+    is_for_loops = not is_large((outputs, columns)) or columns == 1
+    if not is_for_loops and INT8.is_used((outputs, columns), rows):
         return rows * (columns + 4) + 4 * min(rows, 2 * CHUNK_ROWS) * outputs
     sizes = (ctypes.c_int64, ctypes.c_int64, ctypes.c_int32)
     count_bytes = ctypes.CFUNCTYPE(ctypes.c_int64, *sizes)(("chop_int8_workspace", loops))
@@ -364,3 +339,8 @@ def _rescale(
         *map(ctypes.c_int64, y.shape),
         torch.get_num_threads(),
     )
+
+
+INT8 = register(
+    Crossover("8-bit products", _calls, SHAPES, is_exact, "oneDNN is not exact on this processor")
+)

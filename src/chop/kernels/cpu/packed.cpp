@@ -46,7 +46,7 @@ bool suits_vectors(const Packed& w, int64_t lanes) {
 }
 
 Ways ways_of([[maybe_unused]] const Packed& w) {
-    Ways found{portable_row, portable_products, portable_products, nullptr, FEW_ROWS, FEW_ROWS};
+    Ways found{portable_row,      nullptr, portable_products, portable_products, nullptr, FEW_ROWS, FEW_ROWS};
 #if CHOP_HAS_AVX512
     if (avx512::is_supported() && suits_vectors(w, avx512::LANES) && avx512::find_ways(w, found))
         return found;
@@ -78,33 +78,41 @@ struct PairedRows {
     }
 };
 
-template <class Half>
-void decode_half(const Packed& w, RowOf read, int64_t first, int64_t last, Half* y) {
-    std::vector<float> buffer(w.columns);
-    for (int64_t row = first; row < last; row++) {
-        read(w, row, buffer.data());
-        narrow(buffer.data(), y + row * w.columns, w.columns);
-    }
+// Rows `first` to `last`, written from y on.
+void decode(const Packed& w, const Ways& ways, int64_t first, int64_t last, float* y) {
+    for (int64_t row = first; row < last; row++, y += w.columns) ways.row(w, row, y);
+}
+
+void decode(const Packed& w, const Ways& ways, int64_t first, int64_t last, uint16_t* y) {
+    std::vector<float> buffer(ways.half_row ? 0 : w.columns);
+    for (int64_t row = first; row < last; row++, y += w.columns)
+        if (ways.half_row) {
+            ways.half_row(w, row, y);
+        } else {
+            ways.row(w, row, buffer.data());
+            narrow(buffer.data(), y, w.columns);
+        }
 }
 
 }  // namespace
 
 extern "C" {
 
-// Writes the values of `rows` rows to y, of that type. Returns 0, or 1 for an unknown type.
+// Writes the values of `rows` rows from row `start` on to y, of that type. Returns 0, or 1 for an unknown
+// type.
 int chop_decode(const Codes* codes, const void* packed, const void* scales, void* y, int32_t type,
-                int64_t rows, int64_t columns, int32_t threads) {
+                int64_t start, int64_t rows, int64_t columns, int32_t threads) {
     const Packed w{*codes, static_cast<const uint8_t*>(packed), scales, columns};
-    const RowOf read = ways_of(w).row;
+    const Ways ways = ways_of(w);
     const int64_t size = type == FLOAT32 ? sizeof(float) : sizeof(uint16_t);
     if (type != FLOAT32 && type != BFLOAT16) return 1;
     prefer_huge_pages(y, rows * columns * size);
     parallel(rows, rows * columns, threads, [=](int64_t first, int64_t last) {
+        const int64_t at = first * columns;
         if (type == BFLOAT16)
-            decode_half(w, read, first, last, static_cast<uint16_t*>(y));
+            decode(w, ways, start + first, start + last, static_cast<uint16_t*>(y) + at);
         else
-            for (int64_t row = first; row < last; row++)
-                read(w, row, static_cast<float*>(y) + row * columns);
+            decode(w, ways, start + first, start + last, static_cast<float*>(y) + at);
     });
     return 0;
 }

@@ -88,8 +88,8 @@ template <bool ZEROS> struct Grid {
     TARGET_INLINE Vector scaled(Vector value) const { return multiply(distance(value), scale); }
 };
 
-template <class Reader, bool ZEROS = false>
-TARGET void read_row(const Packed& w, int64_t row, float* out) {
+template <class Reader, bool ZEROS, class Number>
+TARGET void read_row(const Packed& w, int64_t row, Number* out) {
     const Codes& c = w.codes;
     const Reader read(c);
     const Vector factor = all_of(c.factor);
@@ -244,9 +244,9 @@ void multiply_all(const Packed& w, int64_t first, int64_t outputs, const float* 
 }
 
 template <class Reader, bool ZEROS, class ReaderOfFew = Reader> Ways ways_of_reader() {
-    return {read_row<Reader, ZEROS>, multiply_all<ReaderOfFew, ZEROS>,
-            multiply_decoded<Singles, Reader, ZEROS>, in_bfloat16<Reader, ZEROS>(), DECODED_ROWS,
-            Reader::few_rows};
+    return {read_row<Reader, ZEROS, float>, read_row<Reader, ZEROS, uint16_t>,
+            multiply_all<ReaderOfFew, ZEROS>, multiply_decoded<Singles, Reader, ZEROS>,
+            in_bfloat16<Reader, ZEROS>(), DECODED_ROWS, Reader::few_rows};
 }
 
 template <class Reader> Ways ways_of_reader(const Packed& w) {

@@ -38,14 +38,16 @@ struct Packed {
     int64_t columns;
 };
 
-// A row's values.
+// A row's values, and the same in bfloat16.
 using RowOf = void (*)(const Packed&, int64_t row, float* out);
+using HalfRowOf = void (*)(const Packed&, int64_t row, uint16_t* out);
 // Products of `outputs` rows from row `first` on with rows of x, written to y[m * stride + n].
 using ProductsOf = void (*)(const Packed&, int64_t first, int64_t outputs, const float* x,
                             int64_t rows, float* y, int64_t stride);
 
 struct Ways {
     RowOf row;
+    HalfRowOf half_row;            // or null: values are rounded after they are read
     ProductsOf products, decoded;  // decoding at each use; and a span at a time
     ProductsOf in_bfloat16;        // as `decoded`, of numbers that are rounded to it; or null
     int64_t decoded_rows;          // of x: from here on these are faster than `products`

@@ -60,6 +60,26 @@ AVX2 INLINE void store_some(float* to, Vector v, int64_t count) {
     _mm256_maskstore_ps(to, first_lanes(count), v);
 }
 
+// Bits of bfloat16, to nearest, ties to even.
+AVX2 INLINE __m128i to_half(Vector v) {
+    const Whole bits = _mm256_castps_si256(v);
+    const Whole odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const Whole raised = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    const Whole is_nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+    const Whole nan = _mm256_set1_epi32(0x7fc00000);
+    const Whole high = _mm256_srli_epi32(_mm256_blendv_epi8(raised, nan, is_nan), 16);
+    const Whole packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(high, high), 0x08);
+    return _mm256_castsi256_si128(packed);
+}
+AVX2 INLINE void store(uint16_t* to, Vector v) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), to_half(v));
+}
+AVX2 INLINE void store_some(uint16_t* to, Vector v, int64_t count) {
+    uint16_t all[LANES];
+    store(all, v);
+    std::memcpy(to, all, count * sizeof *to);
+}
+
 AVX2 INLINE __m128i load_bytes(const uint8_t* from) {
     return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
 }

@@ -59,6 +59,23 @@ AVX512 INLINE void store_some(float* to, Vector v, int64_t count) {
     _mm512_mask_storeu_ps(to, first_lanes(count), v);
 }
 
+// Bits of bfloat16, to nearest, ties to even.
+AVX512 INLINE __m256i to_half(Vector v) {
+    const Whole bits = _mm512_castps_si512(v);
+    const Whole odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const Whole raised = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    const __mmask16 is_nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+    const Whole nan = _mm512_set1_epi32(0x7fc00000);
+    const Whole bits_or_nan = _mm512_mask_mov_epi32(raised, is_nan, nan);
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits_or_nan, 16));
+}
+AVX512 INLINE void store(uint16_t* to, Vector v) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), to_half(v));
+}
+AVX512 INLINE void store_some(uint16_t* to, Vector v, int64_t count) {
+    _mm256_mask_storeu_epi16(to, first_lanes(count), to_half(v));
+}
+
 AVX512 INLINE __m128i load_bytes(const uint8_t* from) {
     return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
 }
