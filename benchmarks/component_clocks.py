@@ -57,13 +57,11 @@ REGISTERS = {"entered_q": "an input", "left_q": "an output"}
 """Of the harness, in the words of the component."""
 MODELS = (
     *("cnn", "vit", "linear MXINT8", "linear ternary"),
-    *("depthwise 3 x 3", "mean of 7", "rotary attention"),
+    *("depthwise 3 x 3", "mean of 7", "rotary attention", "max pool", "average pool"),
 )
 """Of `hardware_estimates`, with the first fold of each."""
 MORE: dict[str, Made] = {
     "RMS norm": (lambda: nn.RMSNorm(128), (16, 128), INTEGER, (24_000, 2048)),
-    "max pool": (lambda: nn.MaxPool2d(2), (16, 8, 8), INTEGER, (2000, 500)),
-    "average pool": (lambda: nn.AvgPool2d(2), (16, 8, 8), INTEGER, (2000, 500)),
 }
 WORDS, WIDTH, TOKENS, TEXT_FOLD = 365, 128, 16, 24_000
 """Of the embedding: gpt-tiny's, as docs/guide/circuit.md emits it."""

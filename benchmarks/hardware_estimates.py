@@ -184,6 +184,8 @@ LAYERS: dict[str, Made] = {
         INTEGER,
         (1200, 4800),
     ),
+    "max pool": (lambda: nn.MaxPool2d(2), (16, 8, 8), INTEGER, (2000, 500)),
+    "average pool": (lambda: nn.AvgPool2d(2), (16, 8, 8), INTEGER, (2000, 500)),
     "layer norm": (drawn_norm, (17, 48), INTEGER, (204, 816)),
     "softmax": (lambda: nn.Softmax(-1), (4, 17), INTEGER, (68, 680)),
     "gelu": (lambda: nn.GELU(), (17, 24), INTEGER, (68, 408)),

@@ -2,8 +2,14 @@
 
 import pytest
 import torch
+from torch import nn
 
+from chop import MaseGraph, passes
 from chop.errors import ConfigError
+from chop.hardware.costs.devices import ECP5, XC7
+from chop.hardware.costs.estimate import design_usage
+from chop.hardware.design.emit import emit
+from chop.hardware.integer_form import integer_form
 from chop.nn import integer as i
 from chop.nn.integer import Call, Edge, IntegerOptions
 from tests.hardware.bench import PROFILES, check, drawn, needs_tools
@@ -90,3 +96,18 @@ def test_images_whose_channels_travel_first_are_refused():
     )
     with pytest.raises(ConfigError, match="channels last"):
         check(operator, drawn(BYTES, 3, 8))
+
+
+@pytest.mark.parametrize(
+    ("pool", "fold", "counted"),
+    [(nn.MaxPool2d(2), 2000, (231, 237)), (nn.AvgPool2d(2), 500, (419, 450))],
+)
+def test_registers_of_a_pool_are_those_that_yosys_counts(pool, fold, counted):
+    """Counts are those of synth_ecp5 and synth_xilinx of Yosys 0.23, ahead of placement."""
+    mg = MaseGraph(nn.Sequential(pool), dummy_in={"input": torch.randn(2, 16, 8, 8)})
+    config = {"config": {"name": "integer", "width": 8, "frac_width": 5}}
+    quantized, _ = passes.quantize_transform_pass(mg, {"by": "type", "default": config})
+    design = emit(integer_form(quantized), fold)
+    for family, number in zip((ECP5, XC7), counted, strict=True):
+        usage = design_usage(design.netlist, design.connections, family)
+        assert usage.ff == pytest.approx(number, rel=0.15)

@@ -169,6 +169,37 @@ def test_three_layers_of_whole_blocks_are_a_circuit(width, tmp_path):
     assert modules_of(design).count("chop_block_linear") == 3
 
 
+def images(block_dim):
+    """Two convolutions and a linear layer on integers in MXINT, its quantized model, and images."""
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 6, 3, stride=2)
+    model = nn.Sequential(*layers, nn.ReLU(), nn.Flatten(), nn.Linear(24, 5))
+    batch = {"input": torch.randn(4, 3, 6, 5) * torch.exp2(-1.0 * torch.arange(5))}
+    config = {"config": {"name": "mxint", "width": 8, "block_size": 4, "block_dim": block_dim}}
+    mg = MaseGraph(model, dummy_in=batch)
+    rules = {"by": "type", "linear": config, "relu": config, "conv2d": config}
+    quantized, _ = passes.quantize_transform_pass(mg, rules)
+    integer, _ = passes.lower_to_integer_transform_pass(quantized, {"batches": [batch]})
+    return integer, quantized, batch
+
+
+def test_blocks_along_image_rows_pass_in_another_order():
+    modules = modules_of(emit(images(-1)[0], fold=200))
+    assert modules.count("chop_conv") == 2 and modules.count("chop_requantize_blocks") >= 3
+    assert modules.count("chop_reorder") > 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("block_dim", "reorders"), [(1, 1), (-1, 3)])
+def test_convolutions_in_mxint_equal_the_quantized_model(block_dim, reorders, tmp_path):
+    integer, quantized, batch = images(block_dim)
+    found = check_graph(integer, batch, 200, tmp_path, "verilator")
+    assert torch.equal(found.outputs, quantized.model(**batch))
+    # Blocks along channels are whole ahead of convolutions, and not ahead of the linear layer.
+    assert modules_of(found.design).count("chop_reorder") == reorders
+    assert abs(found.interval - found.design.interval) <= 0.03 * found.design.interval
+
+
 class CausalAttention(nn.Module):
     def forward(self, x):
         return F.scaled_dot_product_attention(x, x, x, is_causal=True)

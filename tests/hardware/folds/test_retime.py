@@ -147,6 +147,27 @@ def test_a_choice_that_depends_on_itself():
                      and c["connections"]["Q"] == [delayed]]  # fmt: skip
 
 
+def test_two_bits_may_share_tables_of_words_and_of_selects():
+    """Table d decodes selects for both bits, and table w passes a word to the register and to u."""
+    shared = {
+        "d": cell("LUT4", A=50, Z=51),
+        "w": cell("LUT4", A=100, B=130, C=51, D="0", Z=60),
+        "t": None,
+        "u": cell("LUT4", A=60, B=131, C=51, Z=61),
+        "r": register(61, 201),
+    }
+    netlist = module(choice(**shared), [200, 201])
+    assert absorb_registers(netlist, "top")["choices"] == 2
+    cells = cells_of(netlist)
+    assert {name for name in "qr" if name in cells} == set()
+    assert [cells[name]["connections"]["Z"] for name in "wu"] == [[200], [201]]
+    assert cells["u"]["connections"]["A"] == [200]
+    (ahead,) = cells.keys() - {"m", "n", "s", "d", "w", "u"}
+    assert cells[ahead]["connections"]["DI"] == [50]
+    assert cells["d"]["connections"]["A"] == cells[ahead]["connections"]["Q"]
+    assert all(cells[name]["parameters"]["REGMODE_B"] == "OUTREG" for name in "mn")
+
+
 @pytest.mark.parametrize(
     ("changed", "outputs"),
     [
@@ -166,10 +187,13 @@ def test_a_choice_that_depends_on_itself():
             },
             [200],
         ),
+        ({"r": register(60, 201)}, [200, 201]),
+        ({"d": cell("LUT4", A=50, Z=51), "t": cell("PFUMX", ALUT=100, BLUT=51, Z=60),
+          "u": cell("LUT4", A=51, Z=201)}, [200, 201]),
     ],
     ids=[
         "reset", "clock", "none", "choice_read", "word_read", "choice_chosen", "word_added",
-        "memory_reset", "more_registers", "wire_inside",
+        "memory_reset", "more_registers", "wire_inside", "two_registers", "shared_wire",
     ],
 )  # fmt: skip
 def test_other_registers_stay(changed, outputs):

@@ -57,7 +57,7 @@ class Family:
         logic: mean number of lookup tables that replace one with 6 inputs.
         input_registers: a multiplier includes a register for each factor in addition to that of the
             product. On ECP5, `chop.hardware.folds.absorb` uses them if they have no enable.
-        added: mean share of the sums of two products that multipliers compute themselves.
+        added: share of the sums of two products that multipliers compute themselves.
         soft_gates: lookup tables for each bit of the partial-product rows that no sum absorbs, in a
             product built from lookup tables, see `soft_parts`.
         absorbs_words: block memories include the output register, see
@@ -95,7 +95,7 @@ XC7 = Family(
     (SmallRam(32, 6, 4, 8, 7), SmallRam(64, 3, 4, 8, 7)),
     0.55,
     2,
-    0.5,
+    1.0,
     0.5,
     False,
     "Xilinx 7 series",

@@ -233,8 +233,10 @@ def module_usage(
     registers = logic.ff + (not takes_all) * logic.enabled + (not has_multipliers) * logic.factors
     added = logic.added * (1 - family.added * has_multipliers)
     total = Usage(logic.lut * family.logic + logic.bits + added, registers)
-    for words, width in logic.rams:
-        total = total.plus(_ram(words, width, family))
+    for ram in logic.rams:
+        used = _ram(ram.words, ram.width, family)
+        is_absorbed = used.bram and family.absorbs_words
+        total = total.plus(used).plus(Usage(ff=0 if is_absorbed else ram.behind))
     return total
 
 

@@ -13,6 +13,7 @@ from chop.hardware.costs.logic_parts import (
     HANDSHAKE,
     Logic,
     Parameters,
+    Ram,
     constant_logic,
     count_bits,
     credits_logic,
@@ -153,7 +154,7 @@ def _matmul(p: Parameters) -> Logic:
     own = Logic(
         4 * address + sum(counts) + 2 * len(counts) + 15,
         2 * address + sum(counts) + 5,
-        ((words, bits),),
+        (Ram(words, bits),),
         factors=bits,
     )
     return vector.plus(own).plus(credits_logic(outputs * p["OUT_W"], latency, beats))
@@ -307,7 +308,7 @@ def _sum(p: Parameters) -> Logic:
     bits = (1 if p["ACROSS"] else p["LANES"]) * p["OUT_W"]
     terms = (p["LANES"] - 1) * p["OUT_W"] if p["ACROSS"] else 0
     counts = count_bits(p["COUNT"]) + count_bits(p["INNER"])
-    stored = ((p["INNER"], bits),) if p["INNER"] > 1 else ()
+    stored = (Ram(p["INNER"], bits),) if p["INNER"] > 1 else ()
     own = 0 if stored else bits
     return Logic(3 * counts + HANDSHAKE, 2 * bits + own + counts + 2, stored, terms + 2 * bits)
 
@@ -369,15 +370,16 @@ def _table(p: Parameters) -> Logic:
 
 def _embedding(p: Parameters) -> Logic:
     address, beat = count_bits(p["ROWS"] * p["BEATS"]), count_bits(p["BEATS"])
-    own = Logic(2 * beat + HANDSHAKE, 2 * address + beat + 4, bits=2 * address)
-    return own.plus(credits_logic(p["LANES"] * p["OUT_W"], 3))
+    word = p["LANES"] * p["OUT_W"]
+    own = Logic(2 * beat + HANDSHAKE, 2 * address + beat + word + 5, bits=2 * address)
+    return own.plus(credits_logic(word, 4))
 
 
 def _cache(p: Parameters) -> Logic:
     """Estimates the memory, its address, the row that passes, and the choice between both."""
     words, width = p["LENGTH"] * p["BEATS"], p["W"]
     counts = count_bits(words) + count_bits(p["BEATS"]) + p["IN_W"]
-    own = Logic(counts + p["IN_W"], 3 * width + counts + 4, ((words, width),), width)
+    own = Logic(counts + p["IN_W"], 3 * width + counts + 4, (Ram(words, width),), width)
     return credits_logic(width, 2).plus(own)
 
 
@@ -390,7 +392,7 @@ def _copies(p: Parameters) -> Logic:
     beats, width = p["BEATS"], p["W"]
     counts, stored = count_bits(beats) + count_bits(p["TIMES"]), beats > 1
     registers = (2 if stored else 4) * width + counts + 4
-    rams = ((beats, width),) if stored else ()
+    rams = (Ram(beats, width),) if stored else ()
     return credits_logic(width, 2).plus(Logic(2 * counts + 2, registers, rams, width))
 
 
@@ -412,7 +414,7 @@ def _reorder(p: Parameters) -> Logic:
     own = Logic(
         4 * address + 2 * counts + HANDSHAKE,
         3 * width + 2 * address + counts + 9,
-        ((words, width),),
+        (Ram(words, width),),
         width,
     )
     return credits_logic(width, 3).plus(own)

@@ -8,7 +8,12 @@ designs of `benchmarks/hardware_estimates.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import reduce
+from itertools import pairwise
+from operator import or_
 from typing import Any, NamedTuple
+
+from chop.hardware.plans.window import Axis
 
 Parameters = Mapping[str, Any]
 HANDSHAKE = 4
@@ -18,6 +23,22 @@ LARGE_FIFO = 50
 WINDOW_LOGIC = 1.5
 """Lookup tables per bit of an image position."""
 WIDEST = 10**9
+_ROWS = ("IN_HEIGHT", "OUT_HEIGHT", "KERNEL_Y", "STRIDE_Y", "PADDING_Y", "DILATION_Y")
+
+
+class Ram(NamedTuple):
+    """A memory with a read port and a write port.
+
+    Attributes:
+        words: number of words.
+        width: bits of a word.
+        behind: bits of a register without enable behind the word that was read. Some block memories
+            absorb it.
+    """
+
+    words: int
+    width: int
+    behind: int = 0
 
 
 class Logic(NamedTuple):
@@ -26,7 +47,7 @@ class Logic(NamedTuple):
     Attributes:
         lut: lookup tables with 6 inputs, without those of products and memories.
         ff: flip-flops, without those of multipliers and memories.
-        rams: read-write memories, as words and bits of a word.
+        rams: read-write memories, with the registers behind.
         bits: bits of sums and 2:1 multiplexers; each takes one lookup table on any family.
         enabled: flip-flops beside multipliers with an enable, or the second register behind a
             product. Not every multiplier can absorb them.
@@ -37,7 +58,7 @@ class Logic(NamedTuple):
 
     lut: float
     ff: float
-    rams: tuple[tuple[int, int], ...] = ()
+    rams: tuple[Ram, ...] = ()
     bits: float = 0
     enabled: float = 0
     added: float = 0
@@ -81,7 +102,7 @@ def fifo_logic(p: Parameters) -> Logic:
     # The registers behind the memory hold the other beats of the depth.
     words = depth - 1 - is_large
     index, count = count_bits(words), count_bits(words + 1)
-    logic = Logic(7 * index + 4, 2 * index + count + 1, ((words, bits),))
+    logic = Logic(7 * index + 4, 2 * index + count + 1, (Ram(words, bits),))
     return logic.plus(Logic(8, bits + 1)) if is_large else logic
 
 
@@ -128,7 +149,7 @@ def repeat_logic(bits: int, beats: int, times: int) -> Logic:
     if times == 1:
         return Logic(0, 2 * bits)
     counts = count_bits(beats) + count_bits(times)
-    return Logic(4 * counts, 2 * bits + counts + 2, ((beats, bits),), bits=bits)
+    return Logic(4 * counts, 2 * bits + counts + 2, (Ram(beats, bits),), bits=bits)
 
 
 def tree_logic(inputs: int, term: int, total: int = WIDEST) -> Logic:
@@ -222,11 +243,26 @@ def window_logic(p: Parameters) -> Logic:
     counts = (p["KERNEL_Y"] // down, p["KERNEL_X"] // across)
     counts = (*counts, *(p[name] for name in ("FOLDS", "OUT_WIDTH", "OUT_HEIGHT")))
     state = places + sum(map(count_bits, counts))
-    own = Logic(WINDOW_LOGIC * state, state + bits + 7, ((words, bits),), bits=bits)
+    ring = (Ram(words, bits, behind=bits),)
+    registers = state - 3 * y + _row_registers(p)
+    own = Logic(WINDOW_LOGIC * state, registers + 7, ring, bits=bits)
     # Each further tap has a memory port and a ring slot; kernel columns and rows have positions.
     # With pixels of one beat, columns and words share a position counter.
-    tap = Logic(0, slot + bits + 2, ((words, bits),), bits=slot + bits)
+    tap = Logic(0, slot + 2, ring, bits=slot + bits)
     column = Logic(0, x * min(p["FOLDS"], 2) + 1, bits=x * (min(p["FOLDS"], 2) + 1))
     row = Logic(0, slot + y + 1, bits=3 * slot + 2 * y)
     own = own.plus(tap.times(taps - 1)).plus(column.times(across - 1)).plus(row.times(down - 1))
     return own.plus(credits_logic(taps * bits, 4))
+
+
+def _row_registers(p: Parameters) -> int:
+    """Counts the bits of rows that windows wait for and release; constant bits take no register."""
+    y = Axis(*(p[name] for name in _ROWS))
+    needed = [y.needed(row) for row in range(y.windows)]
+    finished = [y.finished(row) for row in range(y.windows)]
+    waits = [b - a for a, b in pairwise([*needed, y.size + needed[0]])]
+    releases = [b - a for a, b in pairwise([0, *finished])]
+    changing = [reduce(or_, (row ^ rows[0] for row in rows)) for rows in (waits, releases)]
+    # Two more registers have the released rows, or none.
+    bits = sum(map(int.bit_count, changing)) + 2 * reduce(or_, releases).bit_count()
+    return bits + count_bits(y.windows) * any(changing)

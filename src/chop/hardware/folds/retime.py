@@ -44,10 +44,6 @@ class _Module:
     outputs: set[Bit] = field(default_factory=set)
     unused: Iterator[int] = field(default_factory=itertools.count)
 
-    def is_inside(self, bit: Bit) -> bool:
-        """Returns whether a net has exactly one reader."""
-        return len(self.readers[bit]) == 1 and bit not in self.outputs
-
 
 @dataclass
 class _Choice:
@@ -102,26 +98,21 @@ def _module(document: Mapping[str, Any]) -> _Module:
 
 
 def _choice(module: _Module, memory: str) -> _Choice | None:
-    """Returns the multiplexer behind a memory; None if a word is read by anything else."""
+    """Returns the multiplexer behind a memory; None if a word or a table is read by anything else.
+
+    Every path from a leaf passes exactly one of the registers, so that all of them can move.
+    """
     choice, pending = _Choice(), [memory]
     while pending:
-        name = pending.pop()
-        if name in choice.memories:
-            continue
-        choice.memories[name] = None
-        for bit in _words(module, name):
-            behind = [_register_behind(module, reader) for reader in module.readers[bit]]
-            for register in behind:
-                if register is None or bit in module.outputs:
-                    return None
-                if register not in choice.registers:
-                    choice.registers[register] = None
-                    if not _gather(module, register, choice):
-                        return None
+        choice.memories |= dict.fromkeys(pending)
+        if not all(_follow(module, name, choice) for name in pending):
+            return None
+        _gather(module, choice)
         # Leaves may be words of further memories behind the same multiplexer.
-        driven = (module.drivers.get(leaf, "") for leaf in choice.leaves)
-        pending += [cell for cell in driven if cell and module.cells[cell]["type"] == MEMORY]
-    return choice
+        driven = dict.fromkeys(module.drivers.get(leaf, "") for leaf in choice.leaves)
+        memories = [name for name in driven if name and module.cells[name]["type"] == MEMORY]
+        pending = [name for name in memories if name not in choice.memories]
+    return choice if _is_movable(module, choice) else None
 
 
 def _words(module: _Module, memory: str) -> list[Bit]:
@@ -130,35 +121,67 @@ def _words(module: _Module, memory: str) -> list[Bit]:
     return [bit for bit in bits if module.readers[bit] or bit in module.outputs]
 
 
-def _register_behind(module: _Module, name: str) -> str | None:
-    """Returns the register that a cell's output reaches through single-reader tables."""
-    while module.cells[name]["type"] in TABLES:
-        (bit,) = module.cells[name]["connections"]["Z"]
-        if not module.is_inside(bit):
-            return None
-        name = module.readers[bit][0]
-    return name if is_plain(module.cells[name]) else None
-
-
-def _gather(module: _Module, register: str, choice: _Choice) -> bool:
-    """Adds the tables ahead of a register and their inputs; returns False if it cannot be moved."""
-    pending = [(module.cells[register]["connections"]["DI"][0], False)]
+def _follow(module: _Module, memory: str, choice: _Choice) -> bool:
+    """Adds all tables and registers that words of a memory reach; returns whether none is other."""
+    pending = _words(module, memory)
     while pending:
-        bit, is_wired = pending.pop()
-        driver = module.drivers.get(bit, "")
-        # Ports and constants have no driver cell.
-        kind = module.cells[driver]["type"] if driver else ""
-        if kind in TABLES and module.is_inside(bit):
-            choice.tables[driver] = None
-            cell = module.cells[driver]
-            reads = ((p, b) for p, b in cell["connections"].items() if p != "Z")
-            pending += [(b, port in TABLES[kind]) for port, (b,) in reads if b not in CONSTANTS]
-        # A wire inside a slice cannot get a register.
-        elif is_wired:
+        bit = pending.pop()
+        if bit in module.outputs:
             return False
-        else:
-            choice.leaves[bit] = None
+        for name in module.readers[bit]:
+            cell = module.cells[name]
+            if is_plain(cell):
+                choice.registers[name] = None
+            elif cell["type"] not in TABLES:
+                return False
+            elif name not in choice.tables:
+                choice.tables[name] = None
+                pending += cell["connections"]["Z"]
     return True
+
+
+def _gather(module: _Module, choice: _Choice) -> None:
+    """Adds tables that only the choice reads, and finds its leaves."""
+    pending = [*choice.tables, *choice.registers]
+    choice.leaves.clear()
+    while pending:
+        for bit in _reads(module, pending.pop()):
+            driver = module.drivers.get(bit, "")
+            is_table = bool(driver) and module.cells[driver]["type"] in TABLES
+            if driver in choice.tables:
+                continue
+            if is_table and bit not in module.outputs and _is_inside(module, bit, choice):
+                choice.tables[driver] = None
+                choice.leaves.pop(bit, None)
+                pending.append(driver)
+            else:
+                choice.leaves[bit] = None
+
+
+def _reads(module: _Module, name: str) -> list[Bit]:
+    """Returns the nets from which a table or a register computes."""
+    cell = module.cells[name]
+    reads = [(port, bit) for port, (bit,) in cell["connections"].items() if bit not in CONSTANTS]
+    if cell["type"] in TABLES:
+        return [bit for port, bit in reads if port != "Z"]
+    return [bit for port, bit in reads if port == "DI"]
+
+
+def _is_inside(module: _Module, bit: Bit, choice: _Choice) -> bool:
+    """Returns whether all readers of a net belong to the choice."""
+    return all(name in choice.tables or name in choice.registers for name in module.readers[bit])
+
+
+def _is_movable(module: _Module, choice: _Choice) -> bool:
+    """Returns whether every leaf can get a register, and no register reads the net of another."""
+    wired = {
+        module.cells[name]["connections"][port][0]
+        for name in choice.tables
+        for port in TABLES[module.cells[name]["type"]]
+    }
+    nets = {module.cells[name]["connections"]["DI"][0] for name in choice.registers}
+    # A wire inside a slice cannot get a register.
+    return not wired & set(choice.leaves) and len(nets) == len(choice.registers)
 
 
 def _is_worthwhile(module: _Module, choice: _Choice) -> bool:
@@ -177,23 +200,22 @@ def _is_worthwhile(module: _Module, choice: _Choice) -> bool:
 
 def _retime(module: _Module, choice: _Choice) -> None:
     """Adds a register to each leaf and removes the registers behind the tables."""
-    cells, registered = module.cells, dict[Bit, Bit]()
+    cells, renamed = module.cells, dict[Bit, Bit]()
     behind = {cells[name]["connections"]["DI"][0]: name for name in choice.registers}
     model = next(iter(choice.registers))
     for leaf in choice.leaves:
         # The leaf has a register behind it already, which is reused.
         if leaf in behind:
-            registered[leaf] = cells[behind[leaf]]["connections"]["Q"][0]
+            renamed[leaf] = cells[behind.pop(leaf)]["connections"]["Q"][0]
             continue
-        registered[leaf] = next(module.unused)
+        renamed[leaf] = next(module.unused)
         cell = copy.deepcopy(cells[model])
-        cell["connections"] |= {"DI": [leaf], "Q": [registered[leaf]]}
+        cell["connections"] |= {"DI": [leaf], "Q": [renamed[leaf]]}
         cells[f"{model}_AHEAD_{leaf}"] = cell
-    chosen = {bit: name for bit, name in behind.items() if bit not in choice.leaves}
+    # Other nets behind registers leave a table, which drives the output of the register now.
+    renamed |= {bit: cells.pop(name)["connections"]["Q"][0] for bit, name in behind.items()}
     for table in choice.tables:
         connections = cells[table]["connections"]
-        for port, (bit,) in connections.items():
-            if port != "Z" and bit in registered:
-                connections[port] = [registered[bit]]
-            elif port == "Z" and bit in chosen:
-                connections[port] = list(cells.pop(chosen[bit])["connections"]["Q"])
+        connections |= {
+            port: [renamed[bit]] for port, (bit,) in connections.items() if bit in renamed
+        }

@@ -9,7 +9,7 @@ from chop.hardware.design.plan import ComponentPlan, Memory, Site
 from chop.hardware.design.stream import Stream
 from chop.nn.integer import IntegerEmbedding
 
-TABLE_STAGES = 6
+TABLE_STAGES = 7
 """Cycles of `chop_embedding` from an index to the first beat of its row."""
 
 

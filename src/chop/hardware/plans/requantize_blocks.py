@@ -13,7 +13,7 @@ from chop.errors import ConfigError
 from chop.formats.groups import Blocks
 from chop.hardware.design.lanes import converter_cycles, divisors, first_within
 from chop.hardware.design.plan import ComponentPlan, Resources, Site
-from chop.hardware.design.stream import Stream
+from chop.hardware.design.stream import OrderError, Stream
 from chop.hardware.plans.elementwise import plan_requantize
 from chop.nn.integer import BlockGrid, Edge, Grid, Requantize, RequantizeBlocks
 
@@ -48,7 +48,8 @@ def plan_requantize_blocks(site: Site) -> ComponentPlan:
     Each beat belongs to one block. A window of one exponent is a plain requantizer.
 
     Raises:
-        ConfigError: if blocks span several samples, are interleaved, or contain masked codes.
+        ConfigError: if blocks span several samples, have no regular order, or contain masked codes.
+        OrderError: if blocks are interleaved.
     """
     operator, (read, *others) = site.operator, site.inputs
     if others:
@@ -105,7 +106,8 @@ def _block_of_each(groups: Blocks, read: Stream) -> Tensor:
     """Returns int64 (size,): the index of the block at each stream position.
 
     Raises:
-        ConfigError: if samples share blocks, or a block is interrupted by others.
+        ConfigError: if samples share blocks.
+        OrderError: if a block is interrupted by others.
     """
     # Two samples reveal blocks that reach from one sample into the next.
     shape = (2, *read.shape)
@@ -114,14 +116,16 @@ def _block_of_each(groups: Blocks, read: Stream) -> Tensor:
     first, second = groups.join(numbers.expand(split.shape), shape).contiguous()
     if bool(torch.isin(first, second).any()):
         raise ConfigError("blocks with a shared exponent span several samples")
-    travels = first.flatten()[read.positions.flatten().argsort()]
-    changes = travels.diff() != 0
-    if int(changes.sum()) + 1 != len(travels.unique()):
-        raise ConfigError(
-            f"blocks of {groups.nominal_size} codes are interleaved in the stream; put the blocks "
-            "along the last dimension"
+    blocks = first.flatten()
+    travels, places = blocks[read.positions.flatten().argsort()].unique_consecutive(
+        return_inverse=True
+    )
+    if len(travels) != len(travels.unique()):
+        raise OrderError(
+            f"blocks of {groups.nominal_size} codes are interleaved in the stream",
+            {0: blocks.argsort(stable=True).argsort().view(read.shape)},
         )
-    return torch.cat([torch.zeros(1, dtype=torch.int64), changes.long().cumsum(0)])
+    return places
 
 
 def _runs(block_numbers: Tensor) -> _Runs:

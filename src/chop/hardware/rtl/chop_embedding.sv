@@ -3,7 +3,9 @@
 // Input:   indices of IN_W bits from 0 to ROWS - 1, one per beat.
 // Output:  BEATS beats of LANES codes of OUT_W bits for each index.
 // Timing:  BEATS cycles per index. Pipeline: address of the row | address of the word | memory |
-//          register | FIFO of chop_credits.
+//          register | register | FIFO of chop_credits. A large memory is several block memories and
+//          a multiplexer. Synthesis can move the first register into the block memories, and the
+//          second one follows the multiplexer.
 // Memory:  TABLE_FILE with ROWS * BEATS words of LANES codes, row by row.
 module chop_embedding #(
   parameter int LANES      = 1,
@@ -25,11 +27,11 @@ module chop_embedding #(
   localparam int WORDS  = ROWS * BEATS;
   localparam int ADDR_W = (WORDS > 1) ? $clog2(WORDS) : 1;
   localparam int BEAT_W = (BEATS > 1) ? $clog2(BEATS) : 1;
-  localparam int STAGES = 3;
+  localparam int STAGES = 4;
 
   logic [ADDR_W-1:0] row_q, addr_q;
   logic [BEAT_W-1:0] beat_q;
-  logic [LANES*OUT_W-1:0] word, word_q;
+  logic [LANES*OUT_W-1:0] word, word_1_q, word_2_q;
   logic [STAGES-1:0] valid_q;
   logic row_valid_q, starts, is_ready, is_last, unused;
 
@@ -44,7 +46,8 @@ module chop_embedding #(
   always_ff @(posedge clk_i) begin
     if (data_in_0_ready_o) row_q <= ADDR_W'(data_in_0_i) * ADDR_W'(BEATS);
     addr_q <= row_q + ADDR_W'(beat_q);
-    word_q <= word;
+    word_1_q <= word;
+    word_2_q <= word_1_q;
     if (!rst_ni) begin
       beat_q      <= '0;
       row_valid_q <= 1'b0;
@@ -57,6 +60,6 @@ module chop_embedding #(
   end
 
   chop_credits #(.W(LANES * OUT_W), .LATENCY(STAGES)) u_results (
-    .clk_i, .rst_ni, .starts_i(starts), .ready_o(is_ready), .data_i(word_q),
+    .clk_i, .rst_ni, .starts_i(starts), .ready_o(is_ready), .data_i(word_2_q),
     .valid_i(valid_q[STAGES-1]), .data_out_0_o, .data_out_0_valid_o, .data_out_0_ready_i);
 endmodule
