@@ -9,9 +9,12 @@ from torch import nn
 
 import chop
 from chop import MaseGraph, passes
+from chop.actions.evaluate.card import find_card
+from chop.actions.evaluate.settings import EvaluateConfig
 from chop.base.notices import forget_notices
 from chop.bench import Variant, paired_ratio
 from chop.data import get_tokenizer, strided_windows
+from chop.distributed import parse_mesh
 from chop.errors import ChopError, options_in_messages
 from chop.formats import Integer
 from chop.models import load_model
@@ -84,7 +87,7 @@ def graph():
         (lambda: chop.quantize(nn.ModuleList([nn.Linear(2, 2)])), "ModuleList has no forward"),
         (lambda: graph().operator("_0"), "mg.operator: expected a node, got str"),
         (lambda: graph().get_module("_0"), "mg.get_module: expected a node, got str"),
-        (lambda: chop.quantize(net(), data=torch.tensor(3.0)), "data: .* got a single number"),
+        (lambda: chop.quantize(net(), data=torch.tensor(3.0)), "column .* got a single number"),
         (lambda: [*calibration_batches(net(), (X, Y), rows=0)], "rows: got 0, expected 1 or more"),
         (lambda: Integer(8, 4).decode(X), "integer: expected a result of encode, got Tensor"),
         (lambda: load_model("bert-tiny", num_labels=0), "num_labels: got 0, expected 1 or more"),
@@ -98,6 +101,21 @@ def graph():
         ),
         (lambda: chop.compress(net(), (None, Y)), "of arrays, got None for X; pass one value"),
         (lambda: MaseGraph.from_checkpoint(__file__), "file '.*py' is no checkpoint of chop"),
+        (
+            lambda: passes.load_mase_graph_interface_pass(None, __file__),
+            "py' is a file, expected the folder of a checkpoint",
+        ),
+        (
+            lambda: chop.compress(net(), (X, Y), skip=("0", "2"), **SMALL, out="o"),
+            "skip: no layer remains to quantize",
+        ),
+        (
+            lambda: find_card(EvaluateConfig(model="o", card=True)),
+            "only folders of Hugging Face models have a model card, and 'o' is none",
+        ),
+        (lambda: parse_mesh("1000x1000"), "mesh: got 1,000,000 processes, expected at most 16,384"),
+        (lambda: graph().draw(3), "file: expected str or Path, got 3"),
+        (lambda: MaseGraph.from_checkpoint("no/a"), "The folder 'no' does not exist"),
         (
             lambda: chop.compress(net(), (X, Y), evaluate=clears, **SMALL, out="o"),
             r"evaluate 'clears': changes the weights of the model \(0.weight\)",
@@ -115,7 +133,7 @@ def graph():
         (lambda: graph().export("folder/"), "'folder/': expected a path with a file name"),
         (
             lambda: chop.quantize(net(), data=((X, X), (Y, Y))),
-            r"labels: expected the same shape in every row, got \(40, 8\) and \(40,\)",
+            r"row 0 has an array of shape \(40, 8\); expected one shape. A tuple of tuples",
         ),
         (lambda: graph().diff(net()), "mg.diff: expected a MaseGraph, got Sequential"),
         (

@@ -6,20 +6,24 @@ key was meant; after it, settings are attributes.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
+import inspect
 import logging
 import numbers
 import types
 import typing
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from textwrap import shorten
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar
 
 from chop.base.files.documents import SURROGATE, read_toml
-from chop.errors import ConfigError, did_you_mean
+from chop.errors import ConfigError, check_known, did_you_mean
 
+P = ParamSpec("P")
 T = TypeVar("T")
 LARGEST = 2**1023
 """Largest integer that a float can represent."""
@@ -293,6 +297,55 @@ def check_fields(instance: Any, where: str) -> None:
         converted = _value(value, hints[field.name], field, where)
         if converted is not value:
             object.__setattr__(instance, field.name, converted)
+
+
+def with_checked_arguments(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorator that checks arguments against annotations of numbers, texts, paths and choices.
+
+    Arguments with other annotations are passed unchecked, as is a call that Python rejects.
+
+    Raises:
+        ConfigError: in a call, if an argument does not fit, or has an unknown name.
+    """
+    signature, hints = inspect.signature(function), cache(lambda: _plain_hints(function))
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **named: P.kwargs) -> T:
+        names = list(signature.parameters)
+        if all(each.kind is not each.VAR_KEYWORD for each in signature.parameters.values()):
+            for name in named:
+                check_known(name, names, f"{function.__name__}: unknown argument")
+        with contextlib.suppress(TypeError):  # Python describes missing arguments
+            bound = signature.bind(*args, **named)
+            for name, hint in hints().items():
+                if name in bound.arguments:
+                    bound.arguments[name] = convert(bound.arguments[name], hint, name)
+            args, named = bound.args, bound.kwargs  # type: ignore[assignment]
+        return function(*args, **named)
+
+    return checked
+
+
+def _plain_hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """Returns the annotations of a function that `convert` can check, by argument."""
+    hints = {}
+    for name, each in inspect.signature(function).parameters.items():
+        if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
+            continue
+        holder = types.SimpleNamespace(__annotations__={name: each.annotation})
+        with contextlib.suppress(NameError):  # imported only for type checkers
+            found = typing.get_type_hints(holder, function.__globals__, include_extras=True)[name]
+            hints |= {name: found} if _is_plain(found) else {}
+    return hints
+
+
+def _is_plain(hint: Any) -> bool:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return _is_plain(arguments[0])
+    if origin in (typing.Union, types.UnionType):
+        return all(map(_is_plain, arguments))
+    return origin is Literal or hint in (bool, int, float, str, Path, type(None))
 
 
 @cache

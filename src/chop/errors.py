@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 MOST_CHARACTERS = 2000
@@ -182,7 +182,7 @@ def check_known(word: object, choices: Collection[object], what: str) -> None:
     Traceback (most recent call last):
     chop.errors.ConfigError: unknown operator 'linaer': did you mean 'linear'?
     """
-    if word not in choices:
+    if not isinstance(word, Hashable) or word not in choices:
         raise ConfigError(f"{what} '{word}': {did_you_mean(word, choices)}")
 
 

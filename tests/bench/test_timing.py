@@ -9,7 +9,7 @@ import torch
 
 from chop.bench import Variant, compare
 from chop.bench import peak_memory as peak_module
-from chop.bench.clock import HostClock, Reading, block_seconds
+from chop.bench.clock import HostClock, Reading, block_seconds, clock_for
 from chop.bench.peak_memory import peak_bytes, resident_bytes
 from chop.bench.record import format_ratio
 from chop.errors import ConfigError
@@ -217,3 +217,12 @@ def test_what_cannot_be_recorded_is_timed_as_it_is(caplog):
     found = compare([waits], device="cuda", seconds=0.05, cuda_graph=True)
     assert "no CUDA graph" in caplog.text and found["waits"].seconds > 0
     assert torch.cuda.current_stream() == stream and (x + 1).sum() == 16
+
+
+def test_a_coarse_clock_of_processor_time_does_not_decide(monkeypatch):
+    """Linux advances it every few milliseconds under `ulimit -t`; a short block then takes 0."""
+    assert clock_for(CPU, 1, None).decides == "processor"
+    exact = time.process_time
+    monkeypatch.setattr(time, "process_time", lambda: exact() // 0.004 * 0.004)
+    assert clock_for(CPU, 1, None).decides == "wall"
+    assert clock_for(CPU, 1, "processor").decides == "processor"

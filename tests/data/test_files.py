@@ -6,6 +6,7 @@ import gzip
 import lzma
 
 import pytest
+from datasets import Dataset
 
 from chop.data import get_tokenized_dataset, load_dataset
 from chop.errors import ConfigError
@@ -206,3 +207,39 @@ def test_a_damaged_stream_of_gzip_is_one_sentence(tmp_path):
     (tmp_path / "a.csv.gz").write_bytes(packed)
     with pytest.raises(ConfigError, match=r"a\.csv\.gz' cannot be read as csv"):
         load_dataset(tmp_path / "a.csv.gz")
+
+
+LATER = {
+    "header": ("a,b,label\n1,2,0\n3,4,1\na,b,label\n5,6,0\n", r"row 3 repeats the .*\(line 4, if"),
+    "text": (
+        "a,label\n" + "1.5,0\n" * 20000 + "x,1\n" + "2.5,1\n" * 20000,
+        "first rows are numbers has the text 'x' further down",
+    ),
+    "fraction": (
+        "a,label\n" + "1,0\n" * 20000 + "2.5,1\n" * 20000,
+        "first rows are whole numbers has 2.5 further down; write its first number .* 1.0",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), LATER.values(), ids=LATER)
+def test_a_row_of_another_kind_is_named(text, message, tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        load_dataset(path)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (None, "a datasets.DatasetDict, got None"),
+        ({"train": [1, 2]}, "got a list as 'train'; .* arrays"),
+        ({}, "got no split"),
+        (Dataset.from_dict({"x": [1]}), "got Dataset; pass {.train.: it}"),
+        ("https://example.com/a.csv", "URLs are not read; download"),
+    ],
+)
+def test_what_are_no_splits_is_refused(data, message):
+    with pytest.raises(ConfigError, match=message):
+        load_dataset(data)

@@ -1,9 +1,11 @@
+import re
 import time
 
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
 from chop.base import hub
+from chop.base.notices import collected_assumptions
 from chop.data import load_dataset, num_labels
 from chop.errors import ConfigError, UnavailableError
 
@@ -221,3 +223,13 @@ def test_numbered_columns_are_a_header(tmp_path, first):
     path.write_text("\n".join([first] * 6))
     with pytest.raises(ConfigError, match="has no column 'labels'"):
         load_dataset(path)
+
+
+def test_a_split_without_labels_is_reported(tmp_path):
+    (tmp_path / "train.csv").write_text("x,label\n" + "1.5,0\n2.5,1\n" * 5)
+    (tmp_path / "test.csv").write_text("x,label\n" + "1.5,\n" * 4)
+    with collected_assumptions() as assumed:
+        splits = load_dataset(tmp_path)
+    assert len(splits["test"]) == 2
+    texts = " ".join(each.text for each in assumed)
+    assert re.search("Split 'test' of .* has no labels.* No labeled test split found: 20%", texts)

@@ -158,7 +158,7 @@ def test_texts_of_a_table_are_joined_where_a_stride_is_given():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"max_length": 1}, "windows of at least 2 tokens, got 1"),
+        ({"max_length": 1}, "max_length: expected at least 2 tokens.*, got 1"),
         ({"max_length": 8, "stride": 9}, "stride: expected 1 to the window length 8"),
     ],
 )

@@ -141,7 +141,7 @@ def test_splits_may_be_of_any_kind():
             (torch.where(torch.arange(50)[:, None] == 5, torch.nan, TX), TY),
             r"1 of 50 rows have blank cells or NaN \(row 5\)",
         ),
-        (TX.numpy(), r"got ndarray; pass arrays as \(inputs, labels\)"),
+        (TX.numpy(), r"got ndarray in row 0; pass arrays as \(inputs, labels\)"),
         ("rows.npz", r"got the name 'rows.npz'; .* chop.data.load_dataset, .*\(inputs, labels\)"),
     ],
 )

@@ -113,7 +113,8 @@ GAPS = {
 def test_inputs_with_gaps_are_refused_by_column_and_row(case):
     column, message = GAPS[case]
     with pytest.raises(ConfigError, match=f"column 'x': .*{message}"):
-        read_rows({"x": column, "labels": torch.tensor([0, 1, 0])})
+        columns = {"x": column, "attention_mask": torch.ones(3)}
+        read_rows({**columns, "labels": torch.tensor([0, 1, 0])})
 
 
 def test_a_mask_of_infinities_has_no_gaps():

@@ -19,6 +19,10 @@ BLOCK_SECONDS = 0.02
 """Length of a block in seconds. Shorter blocks are lost in the jitter of clocks and caches."""
 FEWEST_BLOCKS = 10
 """Minimum number of blocks per variant; a short measurement shortens the blocks instead."""
+STEP = 1e-4
+"""Largest step in seconds of a clock that times blocks. Linux updates the processor time only every
+few milliseconds if it is limited (`ulimit -t`) or a timer runs on it.
+"""
 LONGEST_BLOCK_SECONDS = 0.5
 """Wall-clock limit of a block: calls that sleep never fill a block of processor time."""
 
@@ -128,15 +132,15 @@ def clock_for(device: torch.device, threads: int, decides: str | None) -> Clock:
     """Returns the clock of a device.
 
     On a CPU, one thread is compared by processor time, which excludes other processes.
-    Several threads are compared by wall time, which they are meant to shorten. On a GPU,
-    device time decides.
+    Several threads are compared by wall time, which they are meant to shorten. So is one
+    thread if the clock of processor time advances in large steps. On a GPU, device time decides.
 
     Raises:
         ConfigError: if the device has no such clock.
     """
     if device.type == "cuda":
         return _CudaClock(_known(decides or "device", CLOCKS, device), device)
-    chosen = decides or ("processor" if threads == 1 else "wall")
+    chosen = decides or ("processor" if threads == 1 and _processor_step() < STEP else "wall")
     return HostClock(_known(chosen, CLOCKS[:2], device))
 
 
@@ -145,3 +149,14 @@ def _known(decides: str, choices: tuple[str, ...], device: torch.device) -> str:
         hint = did_you_mean(decides, choices)
         raise ConfigError(f"clock: there is no '{decides}' on {device}; {hint}")
     return decides
+
+
+def _processor_step() -> float:
+    """Returns the smallest of five steps of the clock of processor time, in seconds."""
+    steps = []
+    for _ in range(5):
+        start = now = time.process_time()
+        while now == start:
+            now = time.process_time()
+        steps.append(now - start)
+    return min(steps)

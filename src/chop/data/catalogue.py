@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from chop.config import with_checked_arguments
 from chop.data.builtin_names import builtin_name, plain_name
 from chop.data.load import has_data, label_column, num_labels
 from chop.data.masks import has_masks
@@ -66,6 +67,7 @@ DATASETS: dict[str, DatasetInfo] = {row.name: row for row in _ROWS}
 """
 
 
+@with_checked_arguments
 def get_dataset_info(name: str) -> DatasetInfo:
     """Returns the catalogue entry of a data set.
 
@@ -77,6 +79,7 @@ def get_dataset_info(name: str) -> DatasetInfo:
     return DATASETS[plain]
 
 
+@with_checked_arguments
 def describe_dataset(name: str, splits: DatasetDict) -> DatasetInfo:
     """Returns the catalogue entry of a data set, or derives one from its columns.
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from chop.base.notices import assume
 from chop.data.bars import without_bars
+from chop.data.splits import check_splits
 from chop.errors import ConfigError, enumerate_names
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def with_plain_cells(splits: DatasetDict) -> DatasetDict:
     Raises:
         ConfigError: if commas of a column may be decimal commas or thousands separators.
     """
+    check_splits(splits)
     from datasets import DatasetDict
 
     train = splits["train"]

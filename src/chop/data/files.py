@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from chop.base.files.library_errors import get_reason, library_errors
 from chop.base.files.reading import require_file
 from chop.base.hub import cache_folder
+from chop.data.cells import TEXTS
 from chop.data.confined import (
     check_builder,
     check_card,
@@ -27,10 +28,10 @@ from chop.data.masks import read_masks
 from chop.data.null_rows import check_rows
 from chop.data.unpacked import check_unpacked
 from chop.data.windows import TEXT_BUILDER
-from chop.errors import ConfigError, first_line
+from chop.errors import MOST_NAMES, ConfigError, enumerate_names, first_line
 
 if TYPE_CHECKING:
-    from datasets import DatasetBuilder, DatasetDict, DownloadManager
+    from datasets import Dataset, DatasetBuilder, DatasetDict, DownloadManager
 
 FILE_KINDS = {
     ".csv": "csv",
@@ -58,6 +59,9 @@ SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas"}
 """Unsupported column separators by their names."""
 WRONG_COLUMNS = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
 """The pandas message about a line with a wrong number of columns."""
+OTHER_TEXT = re.compile(r"Failed to parse string: ('.*') as a scalar of type")
+FRACTION = re.compile(r"Float value (\S+) was truncated converting to int")
+"""Messages of pyarrow about rows of a later chunk whose type differs from the first chunk's."""
 HEADER = "The first line must have the column names: remove titles and comments above it."
 TEXT_SAMPLE = 2**20
 """Number of bytes at the start of a text file that are checked for NUL bytes."""
@@ -290,8 +294,9 @@ def _check_is_text(path: Path) -> None:
 
 
 def _checked(splits: DatasetDict, what: str) -> DatasetDict:
-    """Raises ConfigError if all columns of a table were read as one."""
+    """Raises ConfigError if columns of a table were read as one, or a row repeats their names."""
     for split in splits.values():
+        _check_header_once(split, what)
         first, *others = split.column_names or [""]
         # Decimal commas make pandas take what is before them for an index.
         name = first if all(other.startswith("__index_level_") for other in others) else ""
@@ -304,6 +309,26 @@ def _checked(splits: DatasetDict, what: str) -> DatasetDict:
                 f"{SEPARATORS[separator]}; save it as .csv with commas, or as .tsv with tabs."
             )
     return splits
+
+
+def _check_header_once(split: Dataset, what: str) -> None:
+    """Raises ConfigError if a row has the column names, as in joined files with headers."""
+    import pyarrow.compute as pc
+
+    names = split.column_names
+    if any(getattr(split.features[name], "dtype", None) not in TEXTS for name in names):
+        return
+    repeats = None
+    for name in names:
+        same = pc.equal(split.with_format("arrow")[name][:], name)
+        repeats = same if repeats is None else pc.and_(repeats, same)
+    row = pc.index(repeats, True).as_py() if repeats is not None else -1
+    if row >= 0:
+        raise ConfigError(
+            f"{what}: row {row + 1} repeats the column names ({enumerate_names(names, MOST_NAMES)}"
+            f"), as in files that were joined with their headers; remove this line (line "
+            f"{row + 2}, if no text has line breaks)."
+        )
 
 
 def _reason(error: BaseException) -> str:
@@ -324,6 +349,16 @@ def _reason(error: BaseException) -> str:
         return "it has no rows; expected a line of column names and a line per row."
     if "at least one example" in text:
         return "it has no rows; expected a text or a record per line."
+    if (other := OTHER_TEXT.search(text)) is not None:
+        return (
+            f"a column whose first rows are numbers has the text {other[1]} further down; correct "
+            "or remove that row. A header repeated inside the file is such a row."
+        )
+    if (other := FRACTION.search(text)) is not None:
+        return (
+            f"a column whose first rows are whole numbers has {float(other[1]):g} further down; "
+            "write its first number with a decimal point, such as 1.0."
+        )
     if "zstd not supported" in text:
         return "this needs zstandard: pip install zstandard."
     if "must have the same columns" in text:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from chop.base.notices import assume
 from chop.data.bars import without_bars
 from chop.data.load import label_column
+from chop.data.splits import check_splits
 from chop.errors import ConfigError, enumerate_names
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def class_names(splits: DatasetDict) -> list[str] | None:
 
     Returns None for plain numbers.
     """
+    check_splits(splits)
     column = label_column(splits["train"].column_names)
     feature = splits["train"].features.get(column)
     names = getattr(feature, "names", None)
@@ -50,6 +52,7 @@ def check_classes(splits: DatasetDict, name: str) -> None:
     Raises:
         ConfigError: if a split has no class of the training rows.
     """
+    check_splits(splits)
     column = label_column(splits["train"].column_names)
     feature = splits["train"].features.get(column)
     if not isinstance(getattr(feature, "dtype", None), str) or feature.dtype.startswith("list"):
@@ -115,6 +118,7 @@ def with_numbered_labels(splits: DatasetDict, known: Mapping[str, int] | None) -
             numbered alphabetically, with a warning of the logger `chop.data` if the labels are text
             and the model has its own names.
     """
+    check_splits(splits)
     from datasets import ClassLabel, DatasetDict
 
     names = class_names(splits)

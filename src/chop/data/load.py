@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from chop.base.files.library_errors import get_reason, library_errors
 from chop.base.hub import hub_is_reachable, offline_errors
 from chop.base.notices import assume
+from chop.config import with_checked_arguments
 from chop.data.bars import without_bars
 from chop.data.builtin_names import advice_of_builtin, builtin_name, report_choice
 from chop.data.confined import Home, check_hub_files, check_pictures
@@ -23,6 +24,7 @@ from chop.data.masks import with_masks_as_labels
 from chop.data.pictures import picture_column
 from chop.data.points import jets, toy
 from chop.data.reviews import reviews
+from chop.data.splits import check_splits
 from chop.data.stories import stories
 from chop.data.windows import is_running_text
 from chop.errors import (
@@ -63,6 +65,7 @@ NUMBERS = ("int", "uint", "float", "bool")
 
 
 @without_bars()
+@with_checked_arguments
 def load_dataset(
     name_or_path: str | Path | DatasetDict,
     *,
@@ -98,12 +101,8 @@ def load_dataset(
     """
     if limit is not None and limit < 1:
         raise ConfigError(f"limit: expected at least one row, got {limit}.")
-    if not isinstance(name_or_path, str | os.PathLike | dict):
-        raise ConfigError(
-            "data set: expected a name, a path or a datasets.DatasetDict, got "
-            f"{'None' if name_or_path is None else type(name_or_path).__name__}."
-        )
-    if isinstance(name_or_path, dict):
+    if not isinstance(name_or_path, str | os.PathLike):
+        check_splits(name_or_path)
         given = _with_label(name_or_path, label)
         return _shorten(_train_and_test(given, "as given", labeled, label), limit)
     name = str(name_or_path)
@@ -115,6 +114,8 @@ def load_dataset(
     elif name and (Path(name).is_dir() or Path(name).is_file()):
         splits = _read_path(Path(name))
     else:
+        if "://" in name:
+            raise ConfigError(f"data set '{name}': URLs are not read; download the file first.")
         check_is_there(name)
         splits = _from_hub(name)
     return _shorten(_train_and_test(_with_label(splits, label), name, labeled, label), limit)
@@ -171,6 +172,7 @@ def num_labels(splits: DatasetDict) -> int:
     Raises:
         ConfigError: if there is no label column, or it does not hold class numbers.
     """
+    check_splits(splits)
     train = splits["train"]
     column = required_label_column(train.column_names)
     names = getattr(train.features[column], "names", None)
@@ -377,6 +379,9 @@ def _train_and_test(
             f"data set '{name}' has no labeled split 'train': found {sorted(splits)}. "
             + ("Number labels from 0." if "train" in splits else "Add one, such as train.csv.")
         )
+    for key in SPLITS:
+        if key in splits and key not in labeled:
+            assume(f"Split '{key}' of data set '{name}' has no labels and is not used.")
     _check_labels(labeled, unlabeled, name, label)
     if "test" in labeled:
         return DatasetDict({key: labeled[key] for key in SPLITS if key in labeled})
@@ -392,7 +397,8 @@ def _train_and_test(
             f"data set '{name}' has {rows} rows: expected at least 2, to hold some out for testing."
         )
     order = not is_running_text(splits)
-    assume_split_off(HELD_OUT_SHARE, _rows_beside(name))
+    missing = "labeled test split" if "test" in splits else "test split"
+    assume_split_off(HELD_OUT_SHARE, _rows_beside(name), missing)
     column = label_column(labeled["train"].column_names)
     kind = getattr(labeled["train"].features.get(column), "dtype", None)
     if (
@@ -418,15 +424,16 @@ def _stratified(rows: Dataset, column: str | None) -> DatasetDict:
     return DatasetDict(train=rows.select(train), test=rows.select(test))
 
 
-def assume_split_off(share: float, advice: str = "") -> None:
+def assume_split_off(share: float, advice: str = "", kind: str = "test split") -> None:
     """Notes that test rows were split off the data.
 
     Args:
         share: share of the rows.
         advice: location of test rows; "" explains how to provide them.
+        kind: description of the missing split.
     """
     assume(
-        f"No test split found: {share:.0%} of the rows are used as test data. If your model was "
+        f"No {kind} found: {share:.0%} of the rows are used as test data. If your model was "
         "trained on them, these results are too optimistic. "
         + (advice or "Provide a split 'test', such as a folder with train.csv and test.csv."),
         about=SPLIT_OFF,

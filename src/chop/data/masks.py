@@ -16,6 +16,7 @@ from torch import Tensor
 from chop.base.notices import assume
 from chop.data.confined import Home, check_pictures
 from chop.data.pictures import decoded
+from chop.data.splits import check_splits
 from chop.errors import MOST_NAMES, ConfigError, enumerate_names
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ ONE_NUMBER = ("1", "L", "P", "I", "I;16", "I;16B", "I;16L")
 
 def has_masks(splits: DatasetDict) -> bool:
     """Returns true if the labels of a data set are images."""
+    check_splits(splits)
     from datasets import Image
 
     features = splits["train"].features

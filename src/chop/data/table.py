@@ -12,6 +12,7 @@ from chop.base.notices import assume
 from chop.data.bars import without_bars
 from chop.data.cells import TEXTS, check_cells, describe_texts
 from chop.data.load import NUMBERS, label_column
+from chop.data.splits import check_splits
 from chop.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def with_vectors(
     Raises:
         ConfigError: if a cell is blank, NaN or infinite.
     """
+    check_splits(splits)
     from datasets import DatasetDict
 
     features = splits["train"].features

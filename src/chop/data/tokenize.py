@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from chop.config import with_checked_arguments
 from chop.data.bars import without_bars
 from chop.data.load import UNLABELED_DATASETS, builtin_dataset, label_column, load_dataset
 from chop.data.tokenizer import MODEL_LIMIT, encode, get_tokenizer
@@ -23,6 +24,7 @@ SECOND_COLUMNS = {"premise": "hypothesis", "sentence1": "sentence2"}
 
 
 @without_bars()
+@with_checked_arguments
 def get_tokenized_dataset(
     dataset: str | Path | DatasetDict,
     checkpoint: str | Path | PreTrainedTokenizerBase,
@@ -64,9 +66,7 @@ def get_tokenized_dataset(
     columns = _text_columns(splits["train"], text_column)
     _check_texts(splits, columns)
     length = min(tokenizer.model_max_length, MODEL_LIMIT) if max_length is None else max_length
-    if length < 1:
-        raise ConfigError(f"max_length: expected at least one token, got {length}.")
-
+    _check_length(length, tokenizer, labeled, is_pair=len(columns) > 1)
     if not labeled and (stride is not None or is_running_text(splits)):
         tokenized = windowed(
             splits, tokenizer, columns[0], length=length, stride=stride, limit=limit
@@ -89,6 +89,21 @@ def get_tokenized_dataset(
     elif "labels" not in tokenized["train"].column_names:
         tokenized = tokenized.rename_column(label, "labels")
     return (tokenized, tokenizer) if return_tokenizer else tokenized
+
+
+def _check_length(
+    length: int, tokenizer: PreTrainedTokenizerBase, labeled: bool, is_pair: bool
+) -> None:
+    """Raises ConfigError if a row has no room for a token of the text, or no token to predict.
+
+    Fast tokenizers do not truncate at all if only their own tokens fit.
+    """
+    added = tokenizer.num_special_tokens_to_add(pair=is_pair)
+    least = max(added + 1, 1 if labeled else 2)
+    if length < least:
+        why = f", since the tokenizer adds {added}" if added else ""
+        why = why if labeled else f"{why}, and the text needs one to predict"
+        raise ConfigError(f"max_length: expected at least {least} tokens{why}, got {length}.")
 
 
 def _has_two_tokens(row: dict[str, Any]) -> bool:

@@ -50,8 +50,14 @@ def get_tokenizer(checkpoint: str | Path | PreTrainedTokenizerBase) -> PreTraine
         UnavailableError: if the tokenizer is neither built in nor in a local folder nor reachable
             on the hub.
         CheckpointError: if the folder's tokenizer cannot be read.
+        ConfigError: if it is neither a name nor a tokenizer.
     """
     if not isinstance(checkpoint, str | Path):
+        if not callable(checkpoint) or not hasattr(checkpoint, "model_max_length"):
+            given = "None" if checkpoint is None else f"a {type(checkpoint).__name__}"
+            raise ConfigError(
+                f"tokenizer: expected a name, a folder or a tokenizer of transformers, got {given}."
+            )
         return checkpoint
     name = str(checkpoint)
     builtin = builtin_tokenizer(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from chop.config import with_checked_arguments
 from chop.data.tokenizer import encode
 from chop.errors import ConfigError
 
@@ -22,6 +23,7 @@ def is_running_text(splits: DatasetDict) -> bool:
     return any(split.info.builder_name == TEXT_BUILDER for split in splits.values())
 
 
+@with_checked_arguments
 def strided_windows(
     ids: Sequence[int], length: int, stride: int
 ) -> Iterator[tuple[list[int], list[int]]]:

@@ -157,6 +157,10 @@ class ShardingPlan:
         return cls.from_json(document, f"plan '{path}'")
 
 
+MOST_PROCESSES = 2**14
+"""Maximum size of a mesh; plans and tables have a row for each process."""
+
+
 def parse_mesh(value: Any, where: str = "mesh") -> tuple[int, ...]:
     """Parses a mesh shape from numbers, or from text such as "2x4".
 
@@ -175,6 +179,10 @@ def parse_mesh(value: Any, where: str = "mesh") -> tuple[int, ...]:
     if not mesh or min(mesh) < 1 or len(mesh) < len(sizes):
         raise PlanError(
             f"{where}: expected the processes per axis, such as 4 or 2x2, got {value!r}."
+        )
+    if math.prod(mesh) > MOST_PROCESSES:
+        raise PlanError(
+            f"{where}: got {math.prod(mesh):,} processes, expected at most {MOST_PROCESSES:,}."
         )
     return mesh
 

@@ -14,7 +14,7 @@ import torch
 from chop.base.files.library_errors import get_reason, is_of_library, library_errors
 from chop.base.hub import hub_folder, hub_is_reachable
 from chop.base.installed import fitting_packages
-from chop.config import Range, convert
+from chop.config import Range, convert, with_checked_arguments
 from chop.data.builtin_names import advice_of_builtin, report_choice
 from chop.errors import (
     CheckpointError,
@@ -237,6 +237,7 @@ def _why_none(folder: Path) -> str:
 
 
 @fitting_packages()
+@with_checked_arguments
 def read_config(name: str, num_labels: int | None = None) -> PreTrainedConfig:
     """Returns the configuration of a local folder or hub name.
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from chop.config import with_checked_arguments
 from chop.data import DatasetInfo, get_dataset_info
 from chop.data import get_tokenizer as find_tokenizer
 from chop.data.builtin_names import PREFIX, plain_name
@@ -29,6 +30,7 @@ TASKS |= {"classification": TASKS["cls"], "language_modeling": TASKS["lm"]}
 MASKED = ("BertConfig", "RobertaConfig", "DistilBertConfig")
 
 
+@with_checked_arguments
 def get_model(
     name: str | None = None,
     pretrained: bool = False,
@@ -117,7 +119,8 @@ def _check_own(info: ModelInfo, pretrained: bool, task: str, data: DatasetInfo |
         )
 
 
-def get_tokenizer(name: str, checkpoint: str | None = None) -> PreTrainedTokenizerBase:
+@with_checked_arguments
+def get_tokenizer(name: str, checkpoint: str | Path | None = None) -> PreTrainedTokenizerBase:
     """Returns the tokenizer of a model.
 
     Args:

@@ -18,6 +18,7 @@ from torch import nn
 from chop.base.files.reading import read_bytes
 from chop.base.installed import how_to_get
 from chop.base.trust import CODE_FILE, TIMM, names_code, running
+from chop.config import with_checked_arguments
 from chop.errors import ConfigError, UnavailableError, did_you_mean, first_line, shorten
 from chop.models.weights import check_readable, load_weights
 
@@ -106,6 +107,7 @@ def check_own(name: str, weights: str | Path | None) -> None:
         check_readable(weights)
 
 
+@with_checked_arguments
 def check_is_in_file(name: str, setting: str) -> None:
     """Checks that a code file exists and defines a name, before anything runs.
 
@@ -164,6 +166,7 @@ def _check_defines(
     raise ConfigError(f"{file} has no '{name}': {nearest}")
 
 
+@with_checked_arguments
 def function_of_file(name: str, setting: str) -> Callable[..., Any]:
     """Returns the function of `file.py:fn`; a file that was executed already is not run again.
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from chop.base.files import is_readable_file
 from chop.distributed.weight_files import INDEX, Stored, read_slices, stored_tensors
-from chop.errors import CheckpointError, ConfigError, check_known, enumerate_names
+from chop.errors import CheckpointError, ConfigError, check_known, enumerate_names, first_line
 from chop.ir.graph import MaseGraph
 from chop.ir.storage.torch_file import read_torch_file
 
@@ -192,13 +192,18 @@ def _read(path: Path) -> Any:
         raise CheckpointError(f"weights '{path}': there is no such file.")
     try:
         return load_file(path)
-    except SafetensorError:
-        pass  # a file of torch.save
+    except SafetensorError as error:  # a file of torch.save, or cut off
+        reason = first_line(error).rstrip(".")
     try:
         return read_torch_file(path)
     except CheckpointError:
         raise
     except Exception as error:  # torch's unpickler raises various errors
+        if path.suffix == ".safetensors":
+            raise CheckpointError(
+                f"'{path}' cannot be read as safetensors ({reason}); it may be cut off: copy or "
+                "download it again."
+            ) from error
         raise CheckpointError(
             f"'{path}' contains no readable weights: {NO_CODE}{_describe_object(error)}."
         ) from error

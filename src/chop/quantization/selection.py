@@ -100,6 +100,8 @@ class QuantizeConfig:
             for node, (settings, where) in ruled.items()
             if skipped_paths.isdisjoint(_places(node)) and node not in exact
         }
+        if ruled and all(not skipped_paths.isdisjoint(_places(node)) for node in ruled):
+            raise ConfigError(f"{self.where}.skip: no layer remains to quantize; skip fewer.")
         layers = {
             node: own
             for node, own in names.items()

@@ -87,6 +87,11 @@ class Result(Displayed):
     def why_nothing(self) -> str:
         """Explanation why no trial has values: counts by outcome and the first failure."""
         ends = ", ".join(f"{count} {outcome}" for outcome, count in self.counts.items())
+        if set(self.counts) == {"infeasible"}:
+            ends += (
+                ": the model allows none of the drawn combinations of values. Check the values of "
+                "the space, or measure more trials"
+            )
         first = f"; trial {self.failed[0].number}: {self.failed[0].note}" if self.failed else "."
         return f"nothing was measured: {ends or 'no trial'}{first}"
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from chop import passes
-from chop.config import Range, convert
+from chop.config import Range, with_checked_arguments
 from chop.ir.graph import MaseGraph
 from chop.nn.quantized import QuantizedOperator
 from chop.train.model_io import LABELS, input_columns
@@ -22,12 +22,13 @@ from chop.train.rows import (
 )
 
 
+@with_checked_arguments
 def calibration_batches(
     model: nn.Module,
     dataset: Any,
     *,
-    rows: int = 256,
-    batch_size: int = 32,
+    rows: Annotated[int, Range(1)] = 256,
+    batch_size: Annotated[int, Range(1)] = 32,
     with_labels: bool = False,
 ) -> Iterator[dict[str, Tensor]]:
     """Yields batches of model inputs on the model's device, from rows spread over the data set.
@@ -42,7 +43,6 @@ def calibration_batches(
     Raises:
         ConfigError: if no column matches an input of the model, or `rows` is below 1.
     """
-    rows = convert(rows, Annotated[int, Range(1)], "rows")
     chosen = read_rows(take_split(dataset, "train")).spread(rows)
     columns = input_columns(model, [*chosen.columns, LABELS])
     device = next(model.parameters(), torch.empty(0)).device

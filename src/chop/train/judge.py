@@ -6,7 +6,6 @@ import inspect
 import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,15 +15,15 @@ from torch import Tensor, nn
 from chop.base.notices import warn_once
 from chop.captured.leaves import tensors_in
 from chop.captured.module import CapturedModule
-from chop.errors import ChopError, ConfigError, GraphError
+from chop.errors import ConfigError, GraphError
 from chop.ir.graph.to_module import to_module
 from chop.kernels.matmul_precision import matmul_precision
-from chop.models import reason_of_user_code
 from chop.nn import cached_weights
 from chop.statistics.intervals import Interval, bootstrap, wilson
 from chop.train.feed import eval_mode
 from chop.train.intervals import Score, draws_for
 from chop.train.metric import Metric, values
+from chop.train.user_code import user_code
 
 UNNAMED = "score"
 """Name of a function without one, such as a lambda."""
@@ -84,13 +83,14 @@ class Judge:
         """
         model = _as_given(model)
         before = _sums(model)
-        with torch.no_grad(), matmul_precision("highest"), cached_weights(model), eval_mode(model):
-            try:
-                given = self.function(model)
-            except ChopError:
-                raise
-            except (Exception, SystemExit) as error:
-                raise ConfigError(f"{self.title}: {_reason(self.function, error)}") from error
+        with (
+            torch.no_grad(),
+            matmul_precision("highest"),
+            cached_weights(model),
+            eval_mode(model),
+            user_code(self.title, self.function),
+        ):
+            given = self.function(model)
         after = _sums(model)
         changed = [name for name, total in before.items() if total != after.get(name)]
         if changed:
@@ -206,12 +206,8 @@ def checked_loss(function: Any, code: str = "") -> Callable[[Any, Tensor], Tenso
     title = f"loss '{code or get_name(function)}'"
 
     def loss(output: Any, labels: Tensor) -> Tensor:
-        try:
+        with user_code(title, function):
             value = function(output, labels)
-        except ChopError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise ConfigError(f"{title}: {_reason(function, error)}") from error
         if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
             raise ConfigError(
                 f"{title}: returned {_describe(value)}, expected one number with a "
@@ -226,15 +222,6 @@ def checked_loss(function: Any, code: str = "") -> Callable[[Any, Tensor], Tenso
 
 def _floats_in(output: Any) -> list[Tensor]:
     return [x for x in tensors_in(output) if x.is_floating_point()]
-
-
-def _reason(function: Callable[..., Any], error: BaseException) -> str:
-    plain = inspect.unwrap(getattr(function, "func", function))
-    try:
-        file = inspect.getsourcefile(plain if inspect.isroutine(plain) else type(plain))
-    except TypeError:
-        file = None
-    return reason_of_user_code(error, Path(file) if file else Path.cwd() / "-")
 
 
 def _mean(predictions: Tensor, labels: Tensor) -> float:

@@ -25,11 +25,6 @@ def read_labels(column: Column) -> Column:
         return _as_labels(column)
     if any(row.dim() > 1 for row in column):
         sizes = list(dict.fromkeys(tuple(row.shape) for row in column))
-        if any(len(size) < 2 for size in sizes):
-            raise ConfigError(
-                f"labels: expected the same shape in every row, got {sizes[0]} and {sizes[1]}. "
-                "A tuple of tuples is a list of rows (x, label); pass arrays as (X, y)."
-            )
         raise ConfigError(
             f"labels: got images of different sizes, {sizes[0]} and {sizes[1]}; scale images "
             "and masks to one size (masks with nearest-pixel interpolation)."

@@ -24,6 +24,8 @@ LABELS = "labels"
 POSITION = "input {}"
 """Name of an unnamed column, such as X of `(X, y)`. No parameter can have this name."""
 
+TEST_ROWS = " If they are X, y, X_test and y_test, pass (X, y) and test=(X_test, y_test)."
+
 
 def input_columns(model: nn.Module, columns: Iterable[str]) -> dict[str, str]:
     """Maps parameters of the model's `forward` to columns of the data set.
@@ -52,7 +54,8 @@ def input_columns(model: nn.Module, columns: Iterable[str]) -> dict[str, str]:
     if not taken.keys() - {LABELS}:
         raise ConfigError(
             f"{type(model).__name__}.forward takes {list(parameters)}, "
-            f"but the data set has {columns}: expected at least one input in common."
+            f"but the data set has {columns}: expected at least one input in common. If these are "
+            "the numbers of one input, pass a pandas frame, or (X, y) of arrays."
         )
     if isinstance(model, CapturedModule):
         _warn_about_lost_columns(model, [name for name in columns if name not in taken])
@@ -82,6 +85,8 @@ def _by_position(
         raise ConfigError(
             f"{type(model).__name__}.forward takes {list(parameters)}, but the data have "
             f"{len(inputs)} unnamed inputs; pass rows as mappings with input names."
+            + TEST_ROWS
+            * (len(inputs) == 3)
         )
     fed = dict(zip(names, inputs, strict=False))
     return fed if LABELS in fed or LABELS not in parameters else {**fed, LABELS: LABELS}
@@ -197,7 +202,12 @@ def read_output(output: Any) -> tuple[Tensor | None, Tensor]:
         ConfigError: if the output has no logits.
     """
     loss, logits = _read(output)
-    if logits is None:
+    if isinstance(logits, Tensor) and logits.is_complex():
+        raise ConfigError(
+            f"expected a model that returns real numbers, got {logits.dtype}: let its forward "
+            "return their magnitude (.abs()) or parts."
+        )
+    if not isinstance(logits, Tensor):
         got = type(output).__name__
         if isinstance(output, Mapping):
             got += f" with {', '.join(map(repr, output))}"

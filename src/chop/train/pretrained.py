@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from chop.base.files import atomic_file, build_lock
 from chop.base.hub import cache_folder
+from chop.config import with_checked_arguments
 from chop.data import TEXT_DATASETS, get_tokenized_dataset, load_dataset
 from chop.data.builtin_names import PREFIX, plain_name
 from chop.errors import ConfigError, check_known, did_you_mean
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+@with_checked_arguments
 def load_trained(
     name: str, *, seed: int = 0, progress: bool = False, held_out: float = 0.0
 ) -> nn.Module:
@@ -70,6 +72,7 @@ def _trained(name: str, seed: int, progress: bool, held_out: float) -> nn.Module
     return model
 
 
+@with_checked_arguments
 def default_dataset(
     name: str, *, limit: int | None = None, max_length: int | None = None
 ) -> DatasetDict:

@@ -28,6 +28,7 @@ from chop.train.arrays import dense
 from chop.train.frames import is_frame, is_series, split_frame, to_array, to_matrix
 from chop.train.label_columns import label_columns
 from chop.train.model_io import LABELS, POSITION
+from chop.train.user_code import items_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -59,7 +60,7 @@ def read_columns(dataset: Any, outputs: Sequence[str] = ()) -> dict[str, Column]
     if isinstance(dataset, DataLoader):
         batched = dataset.batch_sampler is not None
         with torch.random.fork_rng(devices=[]):  # starting a loader draws a number
-            loaded = in_order(dataset)
+            loaded = items_of("data", in_order(dataset), dataset.dataset)
             kinds: set[bool] = set()  # the first batch shows if labels are of several outputs
             return _from_items(row for batch in loaded for row in _get_rows(batch, batched, kinds))
     if is_frame(dataset):
@@ -82,21 +83,34 @@ def read_columns(dataset: Any, outputs: Sequence[str] = ()) -> dict[str, Column]
     if hasattr(dataset, "with_format") and hasattr(dataset, "column_names"):
         form = getattr(dataset, "format", None)
         return _from_table(dataset) if form and form["type"] != "custom" else _from_items(dataset)
-    if isinstance(dataset, Iterator) and not (dataset := list(dataset)):
-        raise ConfigError(
-            "expected rows, got an empty or already consumed iterator; pass a list, or a new "
-            "iterator for each split."
-        )
+    if isinstance(dataset, Iterator):
+        dataset = list_of_items(dataset)
     if isinstance(dataset, Mapping):
         return {name: as_column(column) for name, column in dataset.items()}
     if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
-        return _from_items(dataset[i] for i in range(len(dataset)))
+        items = (dataset[i] for i in range(len(dataset)))
+        return _from_items(items_of("data", items, dataset))
     if isinstance(dataset, Iterable):
-        return _from_items(dataset)
+        return _from_items(items_of("data", dataset))
     raise ConfigError(
         f"expected rows as a data set, a DataLoader, a TensorDataset or (X, y), got "
         f"{type(dataset).__name__}."
     )
+
+
+def list_of_items(data: Iterator[Any]) -> list[Any]:
+    """Returns the items of an iterator.
+
+    Raises:
+        ConfigError: if it has none.
+    """
+    items = list(items_of("data", data))
+    if not items:
+        raise ConfigError(
+            "expected rows, got an empty or already consumed iterator; pass a list, or a new "
+            "iterator for each split."
+        )
+    return items
 
 
 def _is_named_pair(value: Any) -> bool:
@@ -181,10 +195,16 @@ def is_numeric(dataset: Dataset, name: str) -> bool:
 
 
 def _from_items(items: Iterable[Any]) -> dict[str, Column]:
-    rows = [_named(item) for item in items]
+    rows = [_named(item, f"row {number}") for number, item in enumerate(items)]
     if _are_batches(rows):
         rows = [row for batch in rows for row in _get_rows(batch, False, set())]
     names = rows[0].keys() if rows else []
+    for number, row in enumerate(rows):
+        if row.keys() != names:
+            raise ConfigError(
+                f"data: row {number} has {_listed(row)}, and row 0 has {_listed(rows[0])}; "
+                "expected the same columns in each row."
+            )
     return {name: as_column([row[name] for row in rows]) for name in names}
 
 
@@ -204,7 +224,12 @@ def _are_batches(items: Sequence[Mapping[str, Any]]) -> bool:
     return len({*sizes[:-1]}) == 1 and 0 < sizes[-1] < sizes[0]
 
 
-def _named(item: Any) -> Mapping[str, Any]:
+def _listed(names: Iterable[Any]) -> str:
+    return enumerate_names([*map(repr, names)], MOST_NAMES) or "no columns"
+
+
+def _named(item: Any, place: str) -> Mapping[str, Any]:
+    """Returns the columns of a row or a batch, whose place is for messages."""
     item = _with_flat_inputs(item)
     if isinstance(item, Mapping):
         return item
@@ -214,9 +239,10 @@ def _named(item: Any) -> Mapping[str, Any]:
         return _by_position(item)
     if isinstance(item, str):
         raise NoLabelsError(f"expected rows of numbers, got the text {item!r:.40}; tokenize texts.")
+    given = "None" if item is None else type(item).__name__
     raise NoLabelsError(
-        f"expected each row to be a mapping or (x, label), got {type(item).__name__}; pass arrays "
-        "as (inputs, labels)."
+        f"expected each row to be a mapping or (x, label), got {given} in {place}; pass arrays as "
+        "(inputs, labels)."
     )
 
 
@@ -286,7 +312,7 @@ def _get_rows(loaded: Any, is_batch: bool, kinds: set[bool]) -> Iterator[Mapping
             kinds.add(are_outputs)
         if are_outputs and True in kinds:
             loaded = (*inputs, given)
-    named = _named(loaded)
+    named = _named(loaded, "a batch")
     # Rows of a list may differ in length; the first one has their number of dimensions.
     dims = {
         name: np.ndim(column[:1] if isinstance(column, list) else column)
@@ -300,9 +326,32 @@ def _get_rows(loaded: Any, is_batch: bool, kinds: set[bool]) -> Iterator[Mapping
             "a DataLoader with batch_size=None yields one-dimensional items, which may be rows or "
             "batches; pass its data set, or set a batch size."
         )
-    count = len(next(iter(named.values())))
-    for i in range(count):
-        yield {name: column[i] for name, column in named.items()}
+    yield from rows_of_batch(named)
+
+
+def rows_of_batch(batch: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yields the rows of a batch.
+
+    Raises:
+        ConfigError: if a part is a single value, or parts differ in length.
+    """
+    sizes = {name: _length(column) for name, column in batch.items()}
+    if len(count := {*sizes.values()}) != 1 or None in count:
+        listed = ", ".join(
+            f"{name} {'a single value' if size is None else size}" for name, size in sizes.items()
+        )
+        raise ConfigError(
+            f"data: expected equally many rows in each part of a batch, got {listed}."
+        )
+    for i in range(count.pop() or 0):
+        yield {name: column[i] for name, column in batch.items()}
+
+
+def _length(column: Any) -> int | None:
+    """Returns the number of rows of a part of a batch; None for a single value."""
+    if hasattr(column, "shape"):
+        return next(iter(column.shape), None)
+    return len(column) if isinstance(column, Sized) else None
 
 
 def as_column(values: Any) -> Column:

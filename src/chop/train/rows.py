@@ -11,20 +11,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
+from chop.config import Range, with_checked_arguments
 from chop.data import label_column
-from chop.data.cells import BEYOND
 from chop.data.stratify import stratified_split
-from chop.errors import ConfigError, enumerate_names
+from chop.errors import ConfigError
 from chop.train.label_columns import outputs_among
 from chop.train.label_values import read_labels, with_classes
 from chop.train.model_io import LABELS
 from chop.train.outputs import LabelPart, join_labels, outputs_task, split_labels
 from chop.train.reading import Column, NoLabelsError, as_column, is_numeric, read_columns
+from chop.train.row_checks import check_columns
 from chop.train.tasks import (
     IGNORED,
     Task,
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
 SPLITS = {"train", "validation", "test"}
 VALIDATION_SHARE = 0.2
 """Share of the training rows used for validation if the data set has no validation split."""
-MAX_LISTED_ROWS = 5
-"""Maximum number of rows that a message lists."""
 LOGIT_BYTES = 2**25
 """Maximum logits of a batch of texts; 128 tokens over a vocabulary of 50,000 take 25 MB."""
 LABELED_PIXELS = 2**19
@@ -145,23 +144,25 @@ def task_for(asked: Task | None, rows: Rows) -> Task:
     return task
 
 
+@with_checked_arguments
 def split_rows(
-    rows: Rows,
+    rows: Rows | Any,
     share: float = VALIDATION_SHARE,
     *,
-    seed: int = 0,
+    seed: Annotated[int, Range(0, 2**63 - 1)] = 0,
     stratify: bool = False,
 ) -> tuple[Rows, Rows]:
     """Splits rows at random into training and validation rows.
 
     Args:
-        rows: at least two.
+        rows: at least two, in any form that `read_rows` takes.
         share: share of validation rows; each part has at least one row.
         seed: seed of the draw.
         stratify: divide the rows of each class in proportion, if the labels are a class per row.
     Raises:
         ConfigError: if the share is not between 0 and 1, or there are fewer than two rows.
     """
+    rows = read_rows(rows)
     if not 0 < share < 1:
         raise ConfigError(f"share: got {share}, expected more than 0 and less than 1.")
     if len(rows) < 2:
@@ -221,64 +222,37 @@ def read_rows(
         return dataset
     names = () if task is None else tuple(task.parts)
     table = read_columns(dataset, names)
-    outputs = outputs_among(table, names)
-    if outputs:
-        inputs = {name: column for name, column in table.items() if name not in outputs.values()}
-        for name, column in inputs.items():
-            check_no_gaps(name, column)
-        joined, parts = join_labels({name: read_labels(table[x]) for name, x in outputs.items()})
-        if inputs and len(joined):
-            return Rows(inputs, joined, parts)
-    label = label_column(list(table))
-    inputs = {name: column for name, column in table.items() if name != label}
+    outputs, label = outputs_among(table, names), label_column(list(table))
+    given = {*outputs.values()} or {label} - {None}
+    inputs = {name: column for name, column in table.items() if name not in given}
     source = None if task is None else task.labels_from
-    for name, column in inputs.items():
-        check_no_gaps(name, column)
-    labels = None if label is None else table[label]
-    if source in inputs and (labels is None or (isinstance(labels, Tensor) and labels.dim() < 2)):
-        return Rows(inputs, tokens_as_labels(inputs, inputs[source]))
-    if labels is None and inputs and task is not None and task.reads_all:
-        return Rows(inputs, torch.zeros(len(next(iter(inputs.values())))))
-    if labels is None or not inputs or len(labels) == 0:
-        held = f"{len(table[next(iter(table))])} rows" if table else "0 rows"
+    if inputs and given and _count(table) == 0:
+        raise NoLabelsError(f"expected at least one row, got 0 rows with {list(table)}.")
+    needs_labels = task is None or not (task.reads_all or source in inputs)
+    if not inputs or not (given or not needs_labels) or _count(table) == 0:
+        held = f"{_count(table)} rows" if table else "0 rows"
         raise NoLabelsError(
             "expected rows with a column 'labels' or 'label' and at least one column of numbers "
             f"(tokenize texts first), or (inputs, labels), got {held} with "
             f"{list(table)}."
         )
+    check_columns(table, given)
+    if outputs:
+        return Rows(
+            inputs, *join_labels({name: read_labels(table[x]) for name, x in outputs.items()})
+        )
+    labels = None if label is None else table[label]
+    if source in inputs and (labels is None or (isinstance(labels, Tensor) and labels.dim() < 2)):
+        return Rows(inputs, tokens_as_labels(inputs, inputs[source]))
+    if labels is None:
+        return Rows(inputs, torch.zeros(_count(inputs)))
     return Rows(inputs, with_classes(read_labels(labels), task))
 
 
-def check_no_gaps(name: str, column: Column) -> None:
-    """Checks that a column has no NaN, which readers use for blank cells.
-
-    A number or vector per row must also be finite. Larger inputs may be masks with infinities.
-
-    Raises:
-        ConfigError: if there are gaps; the message has their number and the first rows, counted
-            from 0.
-    """
-    if not len(column):
-        return
-    rows = column if isinstance(column, list) else column.flatten(1) if column.dim() > 1 else column
-    if isinstance(rows, Tensor):
-        if not rows.is_floating_point():
-            return
-        gaps = rows.isnan() if rows.dim() == 1 else rows.isnan().any(1)
-    else:
-        gaps = torch.tensor([bool(torch.as_tensor(row).isnan().any()) for row in rows])
-    _check_none(name, gaps, "blank cells or NaN", "fill them")
-    if isinstance(column, Tensor) and column.dim() <= 2 and "mask" not in name:
-        _check_none(name, column.reshape(len(column), -1).isinf().any(1), BEYOND, "replace them")
-
-
-def _check_none(name: str, bad: Tensor, what: str, advice: str) -> None:
-    numbers = [str(number) for number in bad.nonzero().flatten().tolist()]
-    if numbers:
-        raise ConfigError(
-            f"column '{name}': {len(numbers)} of {len(bad)} rows have {what} (row "
-            f"{enumerate_names(numbers, MAX_LISTED_ROWS)}): {advice} or remove these rows."
-        )
+def _count(columns: dict[str, Column]) -> int:
+    """Returns the number of rows of the first column; 1 for a single number."""
+    first = next(iter(columns.values()), torch.empty(0))
+    return 1 if isinstance(first, Tensor) and first.dim() == 0 else len(first)
 
 
 def read_label_column(dataset: Dataset) -> tuple[Column, Task]:

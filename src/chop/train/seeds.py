@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
+from typing import Annotated
 
 import numpy as np
 import torch
 
+from chop.config import Range, with_checked_arguments
 
-def seed_everything(seed: int) -> None:
+
+@with_checked_arguments
+def seed_everything(seed: Annotated[int, Range(0, 2**32 - 1)]) -> None:
     """Seeds Python, NumPy and PyTorch on every device.
 
     >>> seed_everything(1)

@@ -17,10 +17,12 @@ from torch import Tensor
 from chop.base.plugins import Registry
 from chop.errors import ConfigError, check_known
 from chop.train.metric import Metric
+from chop.train.user_code import user_code
 
 IGNORED = -100
 """Label of a position that is excluded from losses and metrics."""
 
+FROM_MINUS_ONE = "if your classes begin at -1, add 1 to the labels; otherwise, "
 LEAVE_OUT = (
     f"classes are numbered from 0. Remove rows without a label, or label them {IGNORED}, which "
     "loss and metric ignore."
@@ -173,7 +175,7 @@ class Task:
             row = int(torch.searchsorted(ends, wrong[0].cpu(), right=True))
             raise ConfigError(
                 f"task '{self.name}': row {row} has the label {int(flat[wrong[0]])}, one of "
-                f"{len(wrong)} negative labels; {LEAVE_OUT}"
+                f"{len(wrong)} negative labels; {FROM_MINUS_ONE * _begin_below(flat)}{LEAVE_OUT}"
             )
         if bool(is_ignored.all()):
             raise ConfigError(
@@ -209,7 +211,8 @@ def _number(
     Raises:
         ConfigError: if it returns something else.
     """
-    value = metric(predictions, labels)
+    with user_code(f"metric '{name}'", metric):
+        value = metric(predictions, labels)
     try:
         return float(value)
     except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor of several numbers
@@ -221,6 +224,13 @@ def _flat(labels: Tensor | list[Tensor]) -> Tensor:
     if isinstance(labels, Tensor):
         return labels.flatten()
     return torch.cat([row.flatten() for row in labels])
+
+
+def _begin_below(flat: Tensor) -> bool:
+    """Returns true if -1 may be a class: the only negative label, and as common as others."""
+    values, counts = flat.unique(return_counts=True)
+    is_least = int(values[0]) == -1 and len(values) > 1
+    return is_least and 2 * int(counts[0]) * (len(values) - 1) >= int(counts[1:].sum())
 
 
 def _are_in(flat: Tensor, *values: int) -> Tensor:

@@ -24,6 +24,7 @@ from chop.train.metric import Metric
 from chop.train.model_io import read_answers, warn_about_probabilities
 from chop.train.rows import Rows, rows_per_batch, take_split
 from chop.train.tasks import Task
+from chop.train.user_code import user_code
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
@@ -139,7 +140,8 @@ def fit(
                 total += summed
                 nn.utils.clip_grad_norm_(trainable, max_grad_norm)
                 if on_step is not None:
-                    on_step(step, epochs * steps)
+                    with user_code("on_step", on_step):
+                        on_step(step, epochs * steps)
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()
@@ -155,8 +157,8 @@ def _check_numbers(epochs: int, seed: int, **reals: float) -> None:
     if not is_whole or epochs < 0:
         raise ConfigError(f"epochs: expected a whole number, 0 or more, got {epochs!r:.40}.")
     is_whole = isinstance(seed, Integral)
-    if not is_whole:
-        raise ConfigError(f"seed: expected a whole number, got {seed!r:.40}.")
+    if not is_whole or not 0 <= seed < 2**63:
+        raise ConfigError(f"seed: expected a whole number from 0 to 2^63 - 1, got {seed!r:.40}.")
     for name, value in reals.items():
         lowest, highest, expected = RANGES[name]
         is_number = isinstance(value, Real)
@@ -399,4 +401,9 @@ def _bar(progress: Progress, steps: int) -> Iterator[Callable[[], None]]:
         )
     else:
         done = itertools.count(1)
-        yield lambda: progress(next(done) / steps)
+
+        def report() -> None:
+            with user_code("progress", progress):
+                progress(next(done) / steps)
+
+        yield report

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,11 @@ from chop.train.arrays import dense
 from chop.train.feed import eval_mode
 from chop.train.frames import is_frame, is_series, split_frame
 from chop.train.model_io import LABELS, POSITION, input_columns, read_output
-from chop.train.reading import as_column, in_order
-from chop.train.rows import Rows, check_no_gaps, read_rows
+from chop.train.reading import as_column, in_order, list_of_items, rows_of_batch
+from chop.train.row_checks import check_columns
+from chop.train.rows import Rows, read_rows
 from chop.train.text_labels import with_numbered_texts
+from chop.train.user_code import items_of
 
 FIRST = POSITION.format(0)
 
@@ -49,7 +51,7 @@ def read_inputs(model: nn.Module, data: Any) -> Rows:
     if isinstance(data, DataLoader):
         return _from_loader(data)
     if isinstance(data, Iterator):
-        data = list(data)
+        data = list_of_items(data)
     if isinstance(data, list):
         return _from_list(model, data)
     return read_rows(data)
@@ -58,10 +60,7 @@ def read_inputs(model: nn.Module, data: Any) -> Rows:
 def _zeros(columns: Mapping[str, Any]) -> Rows:
     """Adds zeros as labels to columns whose labels are not used."""
     read = {name: as_column(column) for name, column in columns.items()}
-    if any(isinstance(column, Tensor) and column.dim() == 0 for column in read.values()):
-        raise ConfigError("data: expected rows with the model's inputs, got a single number.")
-    for name, column in read.items():
-        check_no_gaps(name, column)
+    check_columns(read)
     count = len(next(iter(read.values()), ()))
     if not count:
         raise ConfigError("data: expected rows with the model's inputs, got none.")
@@ -70,7 +69,7 @@ def _zeros(columns: Mapping[str, Any]) -> Rows:
 
 def _from_loader(loader: DataLoader[Any]) -> Rows:
     """Returns the rows of all batches, labeled if the batches are."""
-    items = list(in_order(loader))
+    items = list(items_of("data", in_order(loader), loader.dataset))
     if not items or _named(items[0]) is None or loader.batch_sampler is None:
         return read_rows(loader)
     return _joined([values for item in items if (values := _named(item)) is not None], True)
@@ -85,7 +84,14 @@ def _from_list(model: nn.Module, items: list[Any]) -> Rows:
         return _zeros({FIRST: [torch.tensor(item) for item in items]})
     named = [_named(item) or _without_labels(item) for item in items]
     known = [each for each in named if each is not None]
-    if len(known) < len(items):
+    if known and len(known) < len(items):
+        unknown = [x is None for x in named]
+        first, other = unknown.index(False), unknown.index(True)
+        raise ConfigError(
+            f"data: item {other} is {_describe(items[other])}, and item {first} is "
+            f"{_describe(items[first])}; expected items of one kind."
+        )
+    if not known:
         return read_rows(items)
     is_labeled = _named(items[0]) is None
     if is_labeled and np.ndim(items[0][1]) == 0:
@@ -116,18 +122,15 @@ def _without_labels(item: Any) -> Mapping[str, Any] | None:
     return item[0] if isinstance(item[0], Mapping) else _named(item[0])
 
 
+def _describe(item: Any) -> str:
+    return "None" if item is None else f"a {type(item).__name__}"
+
+
 def _joined(items: list[Mapping[str, Any]], are_batches: bool) -> Rows:
     names = list(items[0])
     if any(list(item) != names for item in items):
         raise ConfigError(f"data: expected the inputs of the first item, {names}, in each item.")
-    parts: Iterable[Mapping[str, Any]] = items
-    if are_batches:
-        parts = (
-            {name: item[name][i] for name in names}
-            for item in items
-            for i in range(len(item[names[0]]))
-        )
-    rows = list(parts)
+    rows = [row for x in items for row in rows_of_batch(x)] if are_batches else items
     return _zeros({name: [row[name] for row in rows] for name in names})
 
 

@@ -85,6 +85,7 @@ def check_forward(model: nn.Module, rows: Rows, name: str, dataset: str) -> None
             f"{pictures if 'pixel_values' in rows.columns else ''}.{skipped}"
             f"{in_words(current_assumptions())}"
         ) from error
+    _check_has_output(output, name)
     _check_is_no_nan(model, output, name, dataset)
     if is_random:
         assume(
@@ -102,6 +103,14 @@ def _differ(output: Any, other: Any) -> bool:
     return any(
         x.shape != y.shape or not torch.equal(x.nan_to_num(), y.nan_to_num()) for x, y in pairs
     )
+
+
+def _check_has_output(output: Any, name: str) -> None:
+    """Raises ConfigError if a model returns nothing."""
+    if output is None:
+        raise ConfigError(
+            f"'{name}': its forward returns None, expected an output; add a return statement."
+        )
 
 
 def _check_is_no_nan(model: nn.Module, output: Any, name: str, dataset: str) -> None:

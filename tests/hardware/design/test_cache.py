@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from chop.errors import ConfigError
 from chop.nn.integer import Edge, IntegerCache, IntegerPosition
 from tests.hardware.bench import PROFILES, Driven, check, drawn, needs_tools
 
@@ -68,3 +69,9 @@ def test_cache(length, places, edge, fold, profiles):
     plan = check(IntegerCache(edge, length), *inputs, fold=fold, profiles=profiles)
     assert plan.resources.memory_bits == length * places.numel() * edge.bits
     assert plan.cycles <= max(fold, length)
+
+
+def test_a_cache_that_fills_no_memory_is_refused():
+    rows = torch.zeros(4000, 1, 64, dtype=torch.int64)
+    with pytest.raises(ConfigError, match="caches of 100,000 tokens for 4,000 .* 191 GiB at once"):
+        IntegerCache(BYTES, 100_000)(rows, torch.zeros(4000, 1, dtype=torch.int64))

@@ -182,6 +182,11 @@ def lower_workload(workload: Workload, config: LoweringConfig, rows: int) -> Low
     """
     if is_read(workload.model):
         return _lower_as_read(workload, config, rows)
+    if config.decode and workload.task.name == CLASSIFICATION.name:
+        raise ConfigError(
+            f"decode: '{workload.name}' classifies rows, expected a decoder that predicts the "
+            "next token."
+        )
     announce(workload.title, "quantizing and lowering")
     number_format = parse_format_string(config.formats)
     label = number_format.label

@@ -31,6 +31,11 @@ def find_card(config: EvaluateConfig) -> Path:
     run = find_run(config.model)
     folder = Path(config.model).expanduser() if run is None else run.folder / FOLDER
     card = folder / FILE
+    if not (folder / "config.json").is_file():
+        raise ConfigError(
+            f"card: only folders of Hugging Face models have a model card, and '{folder}' is none; "
+            "leave out --card."
+        )
     if not is_own(card) or not card_rows(card):
         raise ConfigError(
             f"card: expected a model card that chop wrote, but '{card}' was edited or is missing. "

@@ -57,6 +57,8 @@ class QuantizeSweepConfig(JudgedConfig, QuantizationSettings):
         if self.splits_widths:
             self._check_split()
             return
+        for width in whole(parse_range(self.widths, "widths"), "widths"):
+            Integer(width, 0)
         for settings in self.lines().values():
             for width, frac_width in settings:
                 Integer(width, frac_width)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from chop.captured.module import CapturedModule
 from chop.captured.nodes.modes import mode_paths, settle
 from chop.captured.overrides import why_not_copyable
 from chop.captured.wrappers import check_has_forward, check_has_python, unwrapped
-from chop.config import convert
+from chop.config import convert, with_checked_arguments
 from chop.errors import ConfigError, GraphError, did_you_mean
 from chop.ir.difference import difference_lines
 from chop.ir.graph.guess import ProvisionalCapture, check_names, explain_mismatch
@@ -328,6 +328,7 @@ class MaseGraph:
             raise GraphError(f"mg.diff: expected a MaseGraph, got {type(other).__name__}.")
         return list(difference_lines(self.model, other.model))
 
+    @with_checked_arguments
     def draw(
         self,
         file: str | Path = "mase_graph.svg",

@@ -20,6 +20,7 @@ from chop.captured.module_tree import member_at
 from chop.captured.original import KEY, Original, arguments_digest, is_scope, node_digests
 from chop.captured.record import CaptureWarning
 from chop.captured.state.preserve_state import preserve_state
+from chop.captured.wrappers import check_is_module
 from chop.errors import GraphError
 from chop.formats import Quantizer
 from chop.ir.huggingface.attention import quantize_attention, why_not_attention
@@ -216,6 +217,7 @@ def _original(captured: CapturedModule, like: nn.Module | None) -> Original:
         )
     name = captured.record.class_name
     if like is not None:
+        check_is_module(like, "to_module: like")
         if type(like).__name__ != name:
             raise GraphError(f"to_module: like: expected {name}, got {type(like).__name__}.")
         return _get_original(like, captured)

@@ -371,6 +371,14 @@ def _require(tensor_path: Path, graph_path: Path) -> None:
         path = tensor_path.with_suffix("")
         if path.is_file():
             raise CheckpointError(f"file '{path}' is no checkpoint of chop (.pt and .mz).{hint}")
+        if path.is_dir():
+            raise CheckpointError(f"folder '{path}' has no checkpoint (.pt and .mz).{hint}")
+        if path.parent.is_file():
+            raise CheckpointError(
+                f"'{path.parent}' is a file, expected the folder of a checkpoint."
+            )
+        if not path.parent.exists():
+            hint = f" The folder '{path.parent}' does not exist."
         raise CheckpointError(f"there is no checkpoint '{path}'.{hint}")
     raise CheckpointError(
         f"'{missing[0]}' is missing: a checkpoint is two files, .pt with weights and .mz with the "

@@ -9,8 +9,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from chop.errors import ConfigError
 from chop.nn.integer.base import IntegerOperator
 from chop.nn.integer.edge import Edge
+
+MOST_BYTES = 2**33
+"""Maximum size of the rows that a cache returns for all tokens of a batch."""
 
 
 class IntegerPosition(IntegerOperator):
@@ -58,7 +62,16 @@ class IntegerCache(IntegerOperator):
         Args:
             codes: rows (tokens, ..., 1, features).
             positions: their positions (tokens, 1), those of `IntegerPosition`.
+        Raises:
+            ConfigError: if the result is too large for the memory of a computer.
         """
+        size = codes.numel() * self.length * codes.element_size()
+        if size > MOST_BYTES:
+            raise ConfigError(
+                f"decode: caches of {self.length:,} tokens for {len(codes):,} tokens of the rows "
+                f"take {size / 2**30:.3g} GiB at once; use fewer rows (--limit) or shorter ones "
+                "(--max-length)."
+            )
         offset = torch.arange(self.length) - positions
         token = torch.arange(len(codes)).view(-1, 1) + offset.clamp(max=0)
         rows = codes.squeeze(-2)[token].masked_fill(

@@ -1,0 +1,128 @@
+"""Checks of the columns of a data set, whatever it was read from.
+
+Shapes: N rows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+
+import torch
+from torch import Tensor
+
+from chop.data.cells import BEYOND
+from chop.errors import ConfigError, enumerate_names
+from chop.train.reading import Column
+
+MAX_LISTED_ROWS = 5
+"""Maximum number of rows that a message lists."""
+IDS, MASK = "input_ids", "attention_mask"
+"""Columns of tokens, and of 1 for a token and 0 for padding."""
+
+
+def check_columns(columns: Mapping[str, Column], labels: Collection[str | None] = ()) -> None:
+    """Checks that columns have equally many rows, and each has rows of one shape without gaps.
+
+    Rows of whole numbers may differ in length, since tokens are padded. Rows of other numbers may
+    do so beside an `attention_mask`.
+
+    Args:
+        columns: columns by name.
+        labels: those with labels, which are padded, and whose gaps `read_labels` reports.
+    Raises:
+        ConfigError: if they do not. The message names a row, counted from 0.
+    """
+    for name, column in columns.items():
+        if isinstance(column, Tensor) and column.dim() == 0:
+            raise ConfigError(
+                f"column '{name}': expected a number or an array per row, got a single number."
+            )
+    lengths = {name: len(column) for name, column in columns.items()}
+    if len({*lengths.values()}) > 1:
+        listed = ", ".join(f"'{name}' has {length}" for name, length in lengths.items())
+        raise ConfigError(f"expected equally many rows in every column: {listed}.")
+    for name, column in columns.items():
+        if isinstance(column, list):
+            _check_shapes(name, column, can_pad=name in labels or MASK in columns)
+        if name not in labels:
+            _check_no_gaps(name, column)
+    _check_mask(columns)
+
+
+def _check_mask(columns: Mapping[str, Column]) -> None:
+    """Checks that a mask has a number for each token of its row."""
+    if not {IDS, MASK} <= columns.keys():
+        return
+    for i, (row, mask) in enumerate(zip(columns[IDS], columns[MASK], strict=True)):
+        if row.dim() == mask.dim() == 1 and len(row) != len(mask):
+            raise ConfigError(
+                f"row {i} has {len(row)} number{'s' * (len(row) != 1)} in '{IDS}' and "
+                f"{len(mask)} in '{MASK}'; expected equally many."
+            )
+
+
+def _check_shapes(name: str, rows: list[Tensor], can_pad: bool) -> None:
+    """Checks that rows of different shapes can be padded to one."""
+    usual = Counter(tuple(row.shape) for row in rows).most_common(1)[0][0]
+    is_padded = can_pad or not any(row.is_floating_point() for row in rows)
+    for i, row in enumerate(rows):
+        shape = tuple(row.shape)
+        if shape == usual or (is_padded and shape[1:] == usual[1:] and row.numel()):
+            continue
+        first = next(j for j, other in enumerate(rows) if tuple(other.shape) == usual)
+        raise ConfigError(
+            f"column '{name}': row {i} has {_describe(row)}, and row {first} has "
+            f"{_describe(rows[first])}; {_advice(shape, usual)}."
+        )
+
+
+def _describe(row: Tensor) -> str:
+    if row.dim() == 0:
+        return f"the single number {row.item():.6g}"
+    if row.dim() > 1:
+        return f"an array of shape {tuple(row.shape)}"
+    numbers = [f"{x:.6g}" for x in row.tolist()]
+    shown = f" ({enumerate_names(numbers, MAX_LISTED_ROWS)})" if numbers else ""
+    return f"{len(row)} number{'s' * (len(row) != 1)}{shown}"
+
+
+def _advice(shape: tuple[int, ...], usual: tuple[int, ...]) -> str:
+    if len(shape) != len(usual):
+        return "expected one shape. A tuple of tuples is a list of rows (x, label): pass (X, y)"
+    if len(shape) > 1:
+        return "bring all rows to one shape"
+    if 0 in shape:
+        return "fill the row or remove it"
+    return (
+        "expected equally many in each, since only token IDs and columns beside an "
+        f"{MASK} are padded"
+    )
+
+
+def _check_no_gaps(name: str, column: Column) -> None:
+    """Checks that a column has no NaN, which readers use for blank cells.
+
+    A number or vector per row must also be finite. Larger inputs may be masks with infinities.
+    """
+    if not len(column):
+        return
+    rows = column if isinstance(column, list) else column.flatten(1) if column.dim() > 1 else column
+    if isinstance(rows, Tensor):
+        if not rows.is_floating_point():
+            return
+        gaps = rows.isnan() if rows.dim() == 1 else rows.isnan().any(1)
+    else:
+        gaps = torch.tensor([bool(row.isnan().any()) for row in rows])
+    _check_none(name, gaps, "blank cells or NaN", "fill them")
+    if isinstance(column, Tensor) and column.dim() <= 2 and "mask" not in name:
+        _check_none(name, column.reshape(len(column), -1).isinf().any(1), BEYOND, "replace them")
+
+
+def _check_none(name: str, bad: Tensor, what: str, advice: str) -> None:
+    numbers = [str(number) for number in bad.nonzero().flatten().tolist()]
+    if numbers:
+        raise ConfigError(
+            f"column '{name}': {len(numbers)} of {len(bad)} rows have {what} (row "
+            f"{enumerate_names(numbers, MAX_LISTED_ROWS)}): {advice} or remove these rows."
+        )

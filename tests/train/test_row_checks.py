@@ -1,0 +1,128 @@
+"""Rows of other lengths, other columns or another kind are refused by their number."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+import chop
+from chop.errors import ConfigError
+from chop.train import evaluate, fit, read_rows
+from chop.train.unlabeled import read_inputs
+
+X, Y = torch.randn(6, 3), torch.arange(6) % 2
+SHORT = [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0]]
+TWO = r"column 'x': row 2 has 2 numbers \(7, 8\), and row 0 has 3 numbers \(1, 2, 3\)"
+
+
+def _pairs(*items):
+    return [{"x": x, "label": i % 2} for i, x in enumerate(items)]
+
+
+LABELED = {
+    "short vector": ({"x": SHORT, "label": [0, 1, 0]}, TWO),
+    "short vector in items": (_pairs(*SHORT), TWO),
+    "long vector": (_pairs([1.0], [1.0], [1.0, 2.0]), "row 2 has 2 numbers .* row 0 has 1 number "),
+    "empty vector": (_pairs([1, 2], []), "row 1 has 0 numbers, .*: fill the row|fill the row"),
+    "images": (
+        _pairs(torch.ones(3, 4, 4), torch.ones(3, 4, 4), torch.ones(3, 4, 5)),
+        r"row 2 has an array of shape \(3, 4, 5\), and row 0 .*\(3, 4, 4\); bring all rows to one",
+    ),
+    "fewer rows in a column": (
+        {"a": X, "b": X[:4], "label": Y},
+        "equally many rows in every column: 'a' has 6, 'b' has 4, 'label' has 6",
+    ),
+    "single number": ({"a": X, "b": torch.tensor(3.0), "label": Y}, "'b': .* a single number"),
+    "single label": ({"a": X, "label": torch.tensor(3)}, "'label': .* a single number"),
+    "missing column": (
+        [{"x": X[0], "label": 0}, {"x": X[1]}],
+        "row 1 has 'x', and row 0 has 'x', 'label'",
+    ),
+    "none": ([(X[0], 0), None], "got None in row 1"),
+    "mask": (
+        {"input_ids": [[1, 2], [3]], "attention_mask": [[1, 1], [1, 1]], "label": [0, 1]},
+        "row 1 has 1 number in 'input_ids' and 2 in 'attention_mask'",
+    ),
+    "parts of a batch": (
+        DataLoader([(X[:2], Y[:3])], batch_size=None),
+        "in each part of a batch, got .* 2, labels 3",
+    ),
+}
+
+
+@pytest.mark.parametrize(("data", "message"), LABELED.values(), ids=LABELED)
+def test_rows_that_do_not_belong_together_are_refused(data, message):
+    with pytest.raises(ConfigError, match=message):
+        read_rows(data)
+
+
+UNLABELED = {
+    "none after tensors": ([X[0], None], "item 1 is None, and item 0 is a Tensor"),
+    "text after tensors": ([X[0], X[1], "a"], "item 2 is a str, and item 0 is a Tensor"),
+    "columns": ({"a": X, "b": X[:4]}, "'a' has 6, 'b' has 4"),
+    "short vector": (SHORT, "row 2 has 2 numbers"),
+}
+
+
+@pytest.mark.parametrize(("data", "message"), UNLABELED.values(), ids=UNLABELED)
+def test_unlabeled_rows_that_do_not_belong_together_are_refused(data, message):
+    with pytest.raises(ConfigError, match=message):
+        read_inputs(nn.Linear(3, 2), data)
+
+
+def test_tokens_and_masked_signals_of_several_lengths_are_padded():
+    tokens = read_rows({"input_ids": [[1, 2, 3], [4]], "label": [0, 1]})
+    (batch,) = tokens.batches(2, pad_id=9)
+    assert sorted(batch["input_ids"].tolist()) == [[1, 2, 3], [4, 9, 9]]
+    masked = {"input_values": [[1.0, 2.0], [3.0]], "attention_mask": [[1, 1], [1]], "label": [0, 1]}
+    (batch,) = read_rows(masked).batches(2)
+    assert sorted(batch["input_values"].tolist()) == [[1.0, 2.0], [3.0, 0.0]]
+
+
+class Broken(Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, i):
+        return {}["pixels"] if i == 2 else (X[i], Y[i])
+
+
+class BrokenStream(IterableDataset):
+    def __iter__(self):
+        yield X[0], Y[0]
+        raise FileNotFoundError("shard-1")
+
+
+def _fail(*given):
+    raise KeyError("size")
+
+
+CODE = {
+    "data set": (lambda: read_rows(Broken()), r"data: item 2: line \d+, in Broken.__getitem__, .*"),
+    "loader": (
+        lambda: read_rows(DataLoader(Broken(), batch_size=2)),
+        r"data: item 1: line .*Error",
+    ),
+    "stream": (lambda: read_rows(BrokenStream()), "data: item 1: .* FileNotFoundError: shard-1"),
+    "iterator": (lambda: read_rows(x["no"] for x in [{}]), "data: item 0: line .* KeyError: 'no'"),
+    "unlabeled loader": (
+        lambda: chop.quantize(_net(), data=DataLoader(Broken(), batch_size=2)),
+        "data: item 1: line .* KeyError: 'pixels'",
+    ),
+    "metric": (
+        lambda: evaluate(_net(), (X, Y), metric=_fail),
+        "metric '_fail': line .* KeyError: 'size'",
+    ),
+    "on_step": (lambda: fit(_net(), (X, Y), on_step=_fail), "on_step: line .* KeyError: 'size'"),
+    "progress": (lambda: fit(_net(), (X, Y), progress=_fail), "progress: line .* KeyError: 'size'"),
+}
+
+
+def _net():
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+
+
+@pytest.mark.parametrize(("call", "message"), CODE.values(), ids=CODE)
+def test_exceptions_of_the_users_code_name_its_line(call, message):
+    with pytest.raises(ConfigError, match=message):
+        call()
