@@ -105,9 +105,9 @@ def expected(path, x):
     return np.concatenate([evaluator.run(None, {"global_in": row[None]})[0] for row in x])
 
 
-def tfc(bits, width=64, layers=3, shape=(1, 28, 28)):
+def tfc(bits, width=64, layers=3, shape=(1, 28, 28), seed=0):
     """FINN's TFC and LFC: linear layers with batch norms, weights and activations of few bits."""
-    model = Model(*shape)
+    model = Model(*shape, seed=seed)
     x = model.node("Reshape", "global_in", model.constant([1, -1], np.int64))
     x = model.quant(x, 2.0**-7, 8, narrow=1)
     sizes = [int(np.prod(shape)), *[width] * layers, 10]

@@ -122,7 +122,8 @@ class GraphBuilder:
             if name in specs and isinstance(value, Tensor):
                 specs[name] = TensorSpec.of(value)
 
-    def _add(self, like: fx.Node, member: nn.Module | Tensor, suffix: str) -> str:
+    def path(self, like: fx.Node, suffix: str = "") -> str:
+        """Returns the path of the next module or buffer at the path of `like`."""
         if like.op in ("call_module", "get_attr"):
             path = str(like.target)
         else:
@@ -131,6 +132,10 @@ class GraphBuilder:
         path += suffix
         while path in self._members:
             path += "_"
+        return path
+
+    def _add(self, like: fx.Node, member: nn.Module | Tensor, suffix: str) -> str:
+        path = self.path(like, suffix)
         self._members[path] = member
         return path
 

@@ -185,7 +185,7 @@ class StepLowering(GraphLowering):
                 "one row for each position"
             )
         rows = grid.codes(whole[0].movedim(axes[0], 0)).reshape(length, -1)
-        table = IntegerEmbedding(rows, grid.step)
+        table = IntegerEmbedding(rows, grid.step, self.loaded_ends(node, grid))
         entry = self.call(node, table, (self._position,), suffix)
         sample = self.builder.call_method(node, "reshape", entry.node, -1, *step.shape[1:])
         return Codes(sample, entry.edge)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from chop.captured.padding.hidden import following, zeroed
 from chop.captured.state.preserve_state import preserve_state
@@ -99,14 +99,18 @@ def observed_grids(mg: MaseGraph, batches: Iterable[Mapping[str, Any]]) -> Grids
     return Grids({key: (max(low, high - WINDOW), high) for key, (low, high) in windows.items()})
 
 
-def requantizer(edge: Edge, grid: AnyGrid) -> IntegerOperator:
-    """Returns the operator that requantizes codes of an edge to a grid."""
-    return RequantizeBlocks(edge, grid) if isinstance(grid, BlockGrid) else Requantize(edge, grid)
+def requantizer(edge: Edge, grid: AnyGrid, like: nn.Module | None = None) -> IntegerOperator:
+    """Returns the operator that requantizes codes of an edge to a grid; `like` as in `Call`."""
+    if isinstance(grid, BlockGrid):
+        return RequantizeBlocks(edge, grid)
+    return Requantize(edge, grid, like)
 
 
 def holds(grid: AnyGrid, edge: Edge) -> bool:
     """Returns whether codes of an edge already lie on a grid."""
     if isinstance(grid, BlockGrid) or grid.rounding not in ("nearest_even", "floor"):
+        return False
+    if edge.is_trained:  # with other weights, the step differs
         return False
     same = edge.divisor == 1 and edge.step.dim() == 0 and edge.scalar_step == grid.step
     return same and grid.low <= edge.low and edge.high <= grid.high

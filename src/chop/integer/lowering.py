@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from chop.base.reach import reached
 from chop.errors import ConfigError
 from chop.integer.builder import GraphBuilder
 from chop.integer.calls import (
@@ -176,7 +177,19 @@ class GraphLowering:
 
     def constant(self, node: fx.Node, grid: AnyGrid, suffix: str) -> Codes:
         """Returns a value that does not depend on inputs in the codes of a reader's grid."""
-        return self.call(node, Constant.of(self.folded.values[node], grid), (), suffix)
+        constant = Constant.of(self.folded.values[node], grid, self.loaded_ends(node, grid))
+        return self.call(node, constant, (), suffix)
+
+    def loaded_ends(self, node: fx.Node, grid: AnyGrid) -> tuple[int, int] | None:
+        """Returns the smallest and largest code of a loadable constant; None if it is fixed.
+
+        Constants are loadable if they depend on parameters or buffers and have a format.
+        """
+        if not self.options.is_loadable or isinstance(grid, BlockGrid) or grid.high >= 2**FINE_BITS:
+            return None
+        sources = reached([node], lambda each: each.all_input_nodes)
+        is_trained = any(each.op in ("get_attr", "call_module") for each in sources)
+        return (grid.low, grid.high) if is_trained else None
 
     def _code(self, node: fx.Node, grid: AnyGrid) -> Codes:
         suffix = f"_to_{grid_text(grid)}"
@@ -225,6 +238,15 @@ class GraphLowering:
         self.steps.append(step)
         return result
 
+    def _like(self, node: fx.Node, suffix: str = "") -> nn.Module | None:
+        """Returns the operator of a circuit at the path of the next one; None without a circuit."""
+        return self.options.circuit.get(self.builder.path(node, suffix))
+
+    def _requantizer(
+        self, node: fx.Node, edge: Edge, grid: AnyGrid, suffix: str
+    ) -> IntegerOperator:
+        return requantizer(edge, grid, self._like(node, suffix))
+
     def _compare(
         self, node: fx.Node, grid: Grid, suffix: str, relu: Callable[[Tensor], Tensor] | None = None
     ) -> Codes:
@@ -245,7 +267,8 @@ class GraphLowering:
             with _naming(node):
                 read = self.exact(source)
                 channels = ChannelMap.of(module, read.proven, len(self.folded.shape(source)))
-            operator: IntegerOperator = IntegerThresholds(read.proven, channels, grid)
+            is_loadable = self.options.is_loadable
+            operator: IntegerOperator = IntegerThresholds(read.proven, channels, grid, is_loadable)
         else:
             read = self._compare(source, grid, suffix, relu)
             assert row.integer is not None
@@ -305,7 +328,8 @@ class GraphLowering:
         exact = self.exact(node)
         coded = exact
         if not holds(grid, exact.proven):
-            requantize = requantizer(exact.proven, grid)
+            with _naming(node):
+                requantize = self._requantizer(node, exact.proven, grid, suffix)
             coded = self.call(node, requantize, (exact,), suffix)
         if node in self._steps_by_node:
             self._steps_by_node[node].readers.append((coded.node, grid))
@@ -332,7 +356,8 @@ class GraphLowering:
             if not isinstance(grid, BlockGrid):
                 return result
             suffix = f"_to_{grid_text(grid)}"
-            return self.call(node, requantizer(result.proven, grid), (result,), suffix)
+            requantize = self._requantizer(node, result.proven, grid, suffix)
+            return self.call(node, requantize, (result,), suffix)
         bound = bind(self.mg, node, self.folded)
         inputs = tuple(map(self._read, bound.inputs, bound.operands, [bound] * len(bound.inputs)))
         result = self._add_steps(node, row.integer, bound, inputs)
@@ -350,7 +375,8 @@ class GraphLowering:
             inputs = (self.call(node, spread, tuple(inputs), "_spread"),)
             edges = [spread.out]
         if not issubclass(kind, IntegerGroupNorm):
-            operator = kind.from_quantized(module, edges, self.options, bound.call)
+            call = replace(bound.call, like=self._like(node))
+            operator = kind.from_quantized(module, edges, self.options, call)
             times = 2 if issubclass(kind, IntegerSquare) else 1
             return self.call(node, operator, tuple(inputs) * times)
         if not isinstance(module, nn.GroupNorm):
@@ -362,7 +388,9 @@ class GraphLowering:
         normed = self.call(node, norm, (Codes(grouped, edges[0]),), "_normalized")
         codes = self.builder.call_method(node, "reshape", normed.node, [-1, *shape[1:]])
         channels = ChannelMap.from_group_norm(module, norm.out.scalar_step, len(shape))
-        return self.call(node, IntegerBatchNorm(norm.out, channels), (Codes(codes, norm.out),))
+        is_loadable, like = self.options.is_loadable, self._like(node)
+        scale = IntegerBatchNorm(norm.out, channels, is_loadable, like)
+        return self.call(node, scale, (Codes(codes, norm.out),))
 
     def _data_out(self, node: fx.Node) -> AnyGrid | None:
         module = self.mg.get_module(node)
@@ -413,7 +441,8 @@ class GraphLowering:
         if grid is None:
             return step.result
         suffix = f"_to_{grid_text(grid)}"
-        rounded = self.call(node, requantizer(step.result.proven, grid), (step.result,), suffix)
+        requantize = self._requantizer(node, step.result.proven, grid, suffix)
+        rounded = self.call(node, requantize, (step.result,), suffix)
         step.readers.append((rounded.node, grid))
         del self._steps_by_node[node]
         return rounded
@@ -482,8 +511,10 @@ class GraphLowering:
 
 @contextmanager
 def _naming(node: fx.Node) -> Iterator[None]:
-    """Adds the name of a node to errors."""
+    """Adds the name of a node to errors, unless they have that of an earlier one."""
     try:
         yield
     except ConfigError as error:
+        if str(error).startswith("node '"):
+            raise
         raise ConfigError(f"node '{node.name}': {error}") from error

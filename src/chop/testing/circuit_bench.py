@@ -23,7 +23,7 @@ from chop.hardware.check.testbench import (
 )
 from chop.hardware.design.plan import RTL, Memory
 from chop.hardware.design.port import Port
-from chop.hardware.design.verilog import instance, sources
+from chop.hardware.design.verilog import instance, read_source, sources
 
 PROFILES = tuple(profile.name for profile in ALL_PROFILES)
 """Names of the stall profiles."""
@@ -111,7 +111,11 @@ class Bench:
             (work / VECTORS / f"{port.name}.hex").write_text(vectors(port, beats))
         text = testbench("top", list(self.beats), samples, is_beat_by_beat=self.is_beat_by_beat)
         (work / "testbench.sv").write_text(text)
-        files = [path.absolute() for path in sources(top, self.folder).values()]
+        files: list[Path | str] = []
+        for name, path in sources(top, self.folder).items():
+            files.append(path.absolute() if path.parent == RTL else name)
+            if path.parent != RTL:
+                (work / name).write_text(read_source(path))
         if self.source:
             (work / f"{self.module}.sv").write_text(self.source)
             return [*files, f"{self.module}.sv", "top.sv"]

@@ -15,8 +15,14 @@ from torch import Tensor, nn
 from chop.errors import ConfigError
 from chop.hardware.check.testbench import BenchRun
 from chop.hardware.design.components import get_component
-from chop.hardware.design.load import NO_LOAD
-from chop.hardware.design.plan import RTL, Component, ComponentPlan, Site
+from chop.hardware.design.plan import (
+    NO_LOAD,
+    RTL,
+    Component,
+    ComponentPlan,
+    Site,
+    has_load_port,
+)
 from chop.hardware.design.port import Port
 from chop.hardware.design.stream import Stream
 from chop.nn.integer import Edge
@@ -155,7 +161,9 @@ class Case:
     def plan(self) -> ComponentPlan:
         """Plan of the operator for these streams."""
         streams = [stream for stream, _ in self.inputs]
-        return self.component.plan(Site(self.operator, streams, self.fold, self.kept, self.is_soft))
+        return self.component.planned(
+            Site(self.operator, streams, self.fold, self.kept, self.is_soft)
+        )
 
     @cached_property
     def expected(self) -> Tensor:
@@ -178,15 +186,16 @@ class Case:
         }
         beats[Port.of("data_out_0", plan.out, False)] = plan.out.sent(self.expected)
         files = {key: f"memory/{key.lower()}.hex" for key in plan.memories}
+        module = plan.module or self.component.module
         return Bench(
-            plan.module or self.component.module,
+            module,
             {**plan.parameters, **files},
             beats,
             {files[key]: memory for key, memory in plan.memories.items()},
             self.component.folder,
             is_beat_by_beat=True,
             source=plan.source,
-            tied=NO_LOAD if plan.has_load else {},
+            tied=NO_LOAD if has_load_port(module, self.component.folder, plan.source) else {},
         )
 
     @cached_property

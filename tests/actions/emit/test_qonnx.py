@@ -14,7 +14,7 @@ from chop.export.qonnx.reader import read_module
 from chop.models import load_model
 from chop.workloads.workload import Workload
 from tests.actions.emit.circuits import SETTINGS
-from tests.export.qonnx_models import Model
+from tests.export.qonnx_models import Model, tfc
 
 pytest.importorskip("onnx", reason="onnx reads files of QONNX")
 
@@ -72,3 +72,24 @@ def test_circuits_equal_the_graph(path, tmp_path):
     assert result["pytorch"] == {"outputs": 36, "different": 0, "largest": 0.0}
     modules = {row["module"] for row in result["components"]}
     assert any("threshold" in module for module in modules)
+
+
+@pytest.mark.long
+def test_a_retrained_file_needs_only_other_words(tmp_path):
+    paths = []
+    for seed in (0, 1):
+        (tmp_path / str(seed)).mkdir()
+        paths.append(tfc(2, width=8, shape=(1, 4, 4), seed=seed).save(tmp_path / str(seed)))
+    out, again = tmp_path / "out", tmp_path / "again"
+    settings = {**SETTINGS, "force": False, "samples": 4, "limit": 20, "icarus_samples": 1}
+    first = EmitConfig(model=str(paths[0]), out=out, weight_memory="loadable", **settings)
+    emit(first)
+    del settings["fold"]
+    other = EmitConfig(
+        model=str(paths[0]), out=again, start_from=out, weights_from=paths[1], **settings
+    )
+    assert emit(other)["pytorch"] == {"outputs": 40, "different": 0, "largest": 0.0}
+    for path in sorted((out / "rtl").iterdir()):
+        assert path.read_bytes() == (again / "rtl" / path.name).read_bytes()
+    words = [(folder / "weights/weights.bin").read_bytes() for folder in (out, again)]
+    assert len(words[0]) == len(words[1]) and words[0] != words[1]

@@ -18,7 +18,7 @@ from chop.hardware.check.verify import Check, check_sources, run_check
 from chop.hardware.costs.estimate import design_usage
 from chop.hardware.design.axis import with_axi_ports
 from chop.hardware.design.emit import emit
-from chop.hardware.design.load import WORDS_FILE
+from chop.hardware.design.load import WORDS_FILE, window
 from chop.hardware.design.plan import RTL
 from chop.hardware.design.verilog import sources
 from chop.hardware.tools import tool_path
@@ -215,7 +215,7 @@ module bench;
   reg [{x_w}-1:0] sent [0:2*{n_x}-1];
   reg [{y_w}-1:0] expected [0:2*{n_y}-1];
   reg [31:0] words [0:2*{n_w}-1];
-  integer at_x = 0, at_y = 0, at_w = 0, set = 0, cycle = 0, seed = 5, early = 0;
+  integer at_x = 0, at_y = 0, at_w = 0, set = 0, cycle = 0, seed = 5, cut = {cut};
   always #5 clk = !clk;
   initial begin
     $readmemh("sent.hex", sent); $readmemh("expected.hex", expected);
@@ -238,6 +238,8 @@ module bench;
     y_ready = $random(seed) % 4 != 0;
     if (at_y == {n_y} && set == 0) begin  // a reset of one cycle, then the other weights
       rst_n = 0; set = 1; at_x = 0; at_y = 0; at_w = 0; x_valid = 0; w_valid = 0;
+    end else if (cut > 0 && at_w == cut) begin  // a loading ends early, and begins again
+      rst_n = 0; cut = cut / 2; at_w = 0; w_valid = cut[0];
     end else if (cycle > 4) rst_n = 1;
     if (cycle > 20000) begin $display("FAIL: it hangs at %0d", at_y); $finish; end
   end
@@ -258,8 +260,12 @@ endmodule
 """
 
 
-def test_other_weights_follow_a_reset_of_one_cycle(mlp, tmp_path):
+@pytest.mark.parametrize("cut", ["never", "middle", "last"])
+@pytest.mark.sampled(2)
+def test_other_weights_follow_a_reset_of_one_cycle(mlp, tmp_path, cut):
     mlp.load(0)
+    words = mlp.project.loaded_words
+    places = {"never": 0, "middle": words // 2 + 1, "last": words}
     x, y = mlp.project.ports
     texts = {"sent.hex": "", "expected.hex": "", "words.hex": ""}
     for number in (0, 1):
@@ -269,7 +275,7 @@ def test_other_weights_follow_a_reset_of_one_cycle(mlp, tmp_path):
         texts["words.hex"] += (mlp.folder / WORDS_FILE).read_text()
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
-    values = {"x_w": x.bits, "y_w": y.bits, "y": y.name, "n_w": mlp.project.loaded_words}
+    values = {"x_w": x.bits, "y_w": y.bits, "y": y.name, "n_w": words, "cut": places[cut]}
     values |= {"n_x": SAMPLES * x.beats, "n_y": SAMPLES * y.beats}
     (tmp_path / "bench.sv").write_text(BENCH.format(**values))
     assert simulated(tmp_path, sorted((mlp.folder / "rtl").glob("*.sv"))) == "PASS"
@@ -384,6 +390,84 @@ def test_axi_lite_registers_answer_as_documented(tmp_path):
     assert simulated(tmp_path, files) == "PASS"
 
 
+INTERRUPTED = """`timescale 1ns/1ns
+module bench;
+  reg clk = 0, rst_n = 0, awvalid = 0, wvalid = 0, valid = 0;
+  reg [{address_w}-1:0] awaddr;
+  reg [31:0] wdata;
+  wire awready, wready, bvalid, x_ready, y_valid;
+  wire [1:0] bresp;
+  wire [{y_bytes}*8-1:0] y;
+  reg [{x_bytes}*8-1:0] sent [0:{n_x}-1];
+  reg [{y_bits}-1:0] expected [0:{n_y}-1];
+  reg [31:0] words [0:{n_w}-1];
+  integer at_x = 0, at_y = 0, refused = 0, k;
+  always #5 clk = !clk;
+  initial begin
+    $readmemh("sent.hex", sent); $readmemh("expected.hex", expected);
+    $readmemh("words.hex", words);
+  end
+  top_axi_lite u_dut (
+    .aclk(clk), .aresetn(rst_n), .s_axi_awaddr(awaddr), .s_axi_awvalid(awvalid),
+    .s_axi_awready(awready), .s_axi_wdata(wdata), .s_axi_wstrb(4'hf), .s_axi_wvalid(wvalid),
+    .s_axi_wready(wready), .s_axi_bready(1'b1), .s_axi_bvalid(bvalid), .s_axi_bresp(bresp),
+    .s_axi_araddr({address_w}'h0), .s_axi_arvalid(1'b0), .s_axi_rready(1'b1),
+    .s_axis_x_tdata(sent[at_x]), .s_axis_x_tvalid(valid), .s_axis_x_tready(x_ready),
+    .s_axis_x_tlast(1'b0), .m_axis_{y}_tdata(y), .m_axis_{y}_tvalid(y_valid),
+    .m_axis_{y}_tready(1'b1));
+  task write(input integer address, input [31:0] data);
+    begin
+      @(negedge clk); awaddr = address; wdata = data; awvalid = 1; wvalid = 1;
+      @(negedge clk); awvalid = 0; wvalid = 0;
+      while (!bvalid) @(negedge clk);
+      if (bresp != 0) refused = refused + 1;
+    end
+  endtask
+  initial begin
+    repeat (4) @(negedge clk);
+    rst_n = 1; valid = 1;
+    for (k = 0; k < {n_w} / 2; k = k + 1) write({window} + 4 * k, ~words[k]);
+    write({window}, words[0]);  // a program that was killed begins again, but not with a reset
+    if (refused != 1) begin $display("FAIL: %0d writes were refused", refused); $finish; end
+    write(0, 1);
+    for (k = 0; k < {n_w}; k = k + 1) write({window} + 4 * k, words[k]);
+    if (refused != 1 || at_x != 0) begin $display("FAIL: %0d %0d", refused, at_x); $finish; end
+    repeat (2000) @(negedge clk);
+    $display("FAIL: %0d of {n_y} beats", at_y); $finish;
+  end
+  always @(posedge clk) if (rst_n) begin
+    if (valid && x_ready) begin at_x <= at_x + 1; valid <= at_x + 1 < {n_x}; end
+    if (y_valid) begin
+      if (y[{y_bits}-1:0] !== expected[at_y]) begin $display("FAIL: beat %0d", at_y); $finish; end
+      at_y <= at_y + 1;
+      if (at_y == {n_y} - 1) begin $display("PASS"); $finish; end
+    end
+  end
+endmodule
+"""
+
+
+@pytest.mark.long
+def test_a_loading_that_was_killed_begins_again_after_a_reset_by_the_register(tmp_path):
+    two = Two(tmp_path, "mlp", "axi-lite")
+    two.load(0)
+    values = bench_files(two, tmp_path)
+    shutil.copy(tmp_path / WORDS_FILE, tmp_path / "words.hex")
+    words = two.project.loaded_words
+    values |= {"n_w": words, "window": window(words), "address_w": window(words).bit_length()}
+    (tmp_path / "bench.sv").write_text(INTERRUPTED.format(**values))
+    assert simulated(tmp_path, sorted((tmp_path / "rtl").glob("*.sv"))) == "PASS"
+
+
+def bench_files(two, folder):
+    """Copies the beats of the ports for a bench, and returns their sizes."""
+    x, y = two.project.ports
+    for name, port in (("sent", x), ("expected", y)):
+        shutil.copy(folder / "vectors" / f"{port.name}.hex", folder / f"{name}.hex")
+    values = {"x_bytes": x.bytes, "y_bytes": y.bytes, "y_bits": y.bits, "y": y.name}
+    return values | {"n_x": SAMPLES * x.beats, "n_y": SAMPLES * y.beats}
+
+
 WAITING = """`timescale 1ns/1ns
 module bench;
   reg clk = 0, rst_n = 0, writes = 0, valid = 0;
@@ -423,10 +507,5 @@ endmodule
 def test_beats_wait_for_the_end_of_a_reset_by_the_register(tmp_path):
     two = Two(tmp_path, "mlp", "axi-lite", "fixed")
     two.load(0)
-    x, y = two.project.ports
-    for name, port in (("sent", x), ("expected", y)):
-        shutil.copy(tmp_path / "vectors" / f"{port.name}.hex", tmp_path / f"{name}.hex")
-    values = {"x_bytes": x.bytes, "y_bytes": y.bytes, "y_bits": y.bits, "y": y.name}
-    values |= {"n_x": SAMPLES * x.beats, "n_y": SAMPLES * y.beats}
-    (tmp_path / "bench.sv").write_text(WAITING.format(**values))
+    (tmp_path / "bench.sv").write_text(WAITING.format(**bench_files(two, tmp_path)))
     assert simulated(tmp_path, sorted((tmp_path / "rtl").glob("*.sv"))) == "PASS"

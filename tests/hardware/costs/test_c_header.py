@@ -9,6 +9,8 @@ import torch
 
 from chop.hardware.check.project import PortCodes, Project
 from chop.hardware.costs.board import write_board
+from chop.hardware.design.load import REGISTERS, Load, LoadableMemory
+from chop.hardware.design.plan import Memory
 from chop.hardware.design.port import Port
 
 pytestmark = pytest.mark.tools("cc")
@@ -129,3 +131,23 @@ def test_the_header_explains_ports_and_lists_an_order_only_where_it_differs(fold
     assert "// Value of a code: by channel, codes.scores.step in design.json / 3.\n" in text
     assert "chop_port_pixels = {8, 5, 3, chop_order_pixels};" in text
     assert "chop_port_scores = {3, 32, 2, 0};" in text and "chop_order_scores" not in text
+
+
+@pytest.mark.parametrize(("wrapper", "count"), [("top_axi_lite", len(REGISTERS)), ("top_axis", 0)])
+def test_circuits_with_registers_have_their_addresses(tmp_path, wrapper, count):
+    codes = {"x": PortCodes("x", 0.25, -16, 15, 1, (3,), (0, 1, 2))}
+    project = Project("top", (Port("x", 1, 5, 3, True),), (), 1, codes, wrapper=wrapper)
+    write_board(tmp_path, project, 100.0, "ecp5-85")
+    memory = LoadableMemory("first", "WEIGHT_FILE", Memory((1, 2), 40, is_loadable=True), 0)
+    (tmp_path / "weights.h").write_text(Load([memory]).header())
+    names = ", ".join(f"CHOP_{name.upper()}" for name, _, _ in REGISTERS[:count])
+    text = f'#include "board/chop_circuit.h"\n#include "weights.h"\nint all[] = {{{names or 0}}};'
+    done = subprocess.run(
+        ["cc", "-E", "-P", "-xc", "-"], input=text, cwd=tmp_path, text=True, capture_output=True
+    )
+    assert done.stderr == ""  # equal definitions in both headers
+    last = done.stdout.strip().splitlines()[-1]
+    addresses = ", ".join(f"0x{address:x}u" for _, address, _ in REGISTERS[:count])
+    assert last == f"int all[] = {{{addresses or 0}}};"
+    header = (tmp_path / "board/chop_circuit.h").read_text()
+    assert header.count("#define CHOP_") == count + 1

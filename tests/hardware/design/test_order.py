@@ -5,8 +5,7 @@ import torch
 
 from chop.errors import ConfigError
 from chop.hardware.design.emit import emit
-from chop.hardware.design.load import NO_LOAD
-from chop.hardware.design.plan import RTL
+from chop.hardware.design.plan import NO_LOAD, RTL, has_load_port
 from chop.hardware.design.port import Port
 from chop.hardware.design.stream import Stream
 from chop.hardware.plans.order import concat_plan, constant_plan, copies_plan, select_plan
@@ -35,7 +34,7 @@ def run(module, plan, inputs, expected, folder=RTL):
     sent[Port.of("data_out_0", plan.out, False)] = plan.out.sent(expected)
     files = {key: f"memory/{key.lower()}.hex" for key in plan.memories}
     memories = {files[key]: memory for key, memory in plan.memories.items()}
-    tied = NO_LOAD if plan.has_load else {}
+    tied = NO_LOAD if has_load_port(module) else {}
     parameters = {**plan.parameters, **files}
     runs = check_module(module, parameters, sent, memories, folder=folder, tied=tied)
     check_interval(runs["none"].ends["data_out_0"], plan.cycles)

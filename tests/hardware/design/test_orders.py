@@ -30,6 +30,7 @@ class Between(nn.Module):
         self.slopes, self.slope = nn.PReLU(4), nn.PReLU()
         self.groups, self.tokens = nn.GroupNorm(2, 4), nn.Linear(3, 3)
         self.up = nn.ConvTranspose2d(4, 4, 2, stride=2)
+        self.unshuffle = nn.PixelUnshuffle(2)
         self.register_buffer("whole", torch.arange(4))
         self.register_buffer("wide", torch.rand(4).double())
 
@@ -53,6 +54,9 @@ IMAGES = {
     "transposed_convolution": (4, lambda m, x: m.up(x)),
     "group_norm": (4, lambda m, x: m.groups(x)),
     "slopes": (4, lambda m, x: m.slopes(x)),
+    "pixel_shuffle": (1, lambda m, x: F.pixel_shuffle(x, 2)),
+    "pixel_unshuffle": (16, lambda m, x: m.unshuffle(x)),
+    "channel_shuffle": (4, lambda m, x: F.channel_shuffle(x, 2)),
 }
 TOKENS = {
     "mixer": (4, lambda m, x: m.tokens(x.transpose(1, 2)).transpose(1, 2) + x),

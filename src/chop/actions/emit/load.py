@@ -14,6 +14,7 @@ from chop.actions.emit.lower_settings import LoweringConfig
 from chop.actions.emit.settings import EmitConfig
 from chop.base.files.reading import read_text
 from chop.errors import CheckpointError, ConfigError, enumerate_names
+from chop.export.qonnx.reader import is_qonnx, read_module
 from chop.formats import NumberFormat
 from chop.formats.elements import Fixed
 from chop.hardware.check.emitted import FOLDS, KIND, emitted_again
@@ -26,7 +27,7 @@ from chop.models.weights import load_weights
 from chop.nn.quantized import leaf_operators
 from chop.private.modules import own_parameters
 from chop.report.report import announce, say
-from chop.workloads.workload import Workload, raise_for_integers
+from chop.workloads.workload import Workload, raise_for_integers, raise_to_graph
 
 QUANTIZED = "quantized"
 """Checkpoint of the quantized graph in the folder of a circuit with loadable weights."""
@@ -71,8 +72,8 @@ def check_loadable(design: Design) -> None:
     """Raises ConfigError if a circuit that was to load its weights has only fixed ones."""
     if design.load is None:
         raise ConfigError(
-            "weight_memory: this circuit has no loadable weights, which are those of linear layers "
-            "and convolutions in formats without shared exponents; use fixed."
+            "weight_memory: this circuit has no loadable weights, which are parameters in formats "
+            "without shared exponents, such as 8.auto; use fixed."
         )
 
 
@@ -94,8 +95,12 @@ def lower_again(workload: Workload, config: LoweringConfig, rows: int) -> Loweri
     """
     assert isinstance(config, EmitConfig) and config.start_from and config.weights_from
     announce(workload.title, f"quantizing the weights of {config.weights_from}")
-    quantized = MaseGraph.from_checkpoint(config.start_from / QUANTIZED)
-    _take_weights(quantized, workload, config.weights_from)
+    if is_qonnx(config.weights_from):
+        read = replace(workload, model=read_module(config.weights_from))
+        quantized = raise_to_graph(read, with_cache=False)
+    else:
+        quantized = MaseGraph.from_checkpoint(config.start_from / QUANTIZED)
+        _take_weights(quantized, workload, config.weights_from)
     clipped = list(_clipped(quantized))
     if clipped:
         say(
@@ -103,7 +108,9 @@ def lower_again(workload: Workload, config: LoweringConfig, rows: int) -> Loweri
             "weights within this range in training."
         )
     label = f"the formats of {config.start_from}"
-    return lower_and_compare(quantized, label, workload, rows, config.lowering)
+    circuit = MaseGraph.from_checkpoint(config.start_from / "model")
+    settings = {**config.lowering, "circuit": circuit}
+    return lower_and_compare(quantized, label, workload, rows, settings)
 
 
 def _take_weights(quantized: MaseGraph, workload: Workload, path: Path) -> None:
@@ -177,8 +184,13 @@ def _differences(own: Design, other: Design) -> Iterator[str]:
     for first, second in pairs:
         yield from _component_differences(first, second)
     codes = describe_project(own).codes, describe_project(other).codes
+    ports = [*own.netlist.inputs, *own.netlist.outputs]
+    scaled = {port.name for port in ports if port.wire.stream.edge.is_trained}
     for name in codes[0].keys() | codes[1].keys():
-        if codes[0].get(name) != codes[1].get(name):
+        before, after = codes[0].get(name), codes[1].get(name)
+        if before and after and name in scaled:  # the host reads the new step in design.json
+            after = replace(after, step=before.step)
+        if before != after:
             yield f"the codes of port '{name}' have another meaning"
     if own.files != other.files:
         yield "its components are connected in another way"
@@ -193,7 +205,7 @@ def _component_differences(own: Instance, other: Instance) -> Iterator[str]:
     for name, memory in own.plan.memories.items():
         given = other.plan.memories.get(name)
         if not memory.is_loadable and given != memory:
-            yield f"{where} has a fixed memory, {name}, whose contents differ"
+            yield f"{where} has a fixed memory, {name}, whose contents differ ({own.fixed_because})"
     for name, value in own.plan.parameters.items():
         if (wanted := other.plan.parameters.get(name)) != value:
             yield f"{where} has {name} = {value}, and the model needs {wanted}"

@@ -26,7 +26,8 @@ class LoweringConfig(WorkloadConfig):
         decode: let a decoder read one token at a time. Keys and values of earlier tokens are in
             caches with room for max_length tokens. Default: False.
         weight_memory: fixed, or loadable at run time. With loadable, sums are wide enough for any
-            weights of the formats, and a circuit takes its weights after each reset.
+            weights of the formats, and a circuit takes all trained numbers after each reset:
+            weights, norms, thresholds, scales and embeddings.
 
     The other settings are those of `WorkloadConfig`.
     """

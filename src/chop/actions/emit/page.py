@@ -150,7 +150,12 @@ def load_blocks(design: Design) -> list[Block]:
         return []
     loaded = [memory.row for memory in design.load.memories]
     fixed = [
-        {"component": part.name, "memory": memory_suffix(name), "bits": memory.bits}
+        {
+            "component": part.name,
+            "memory": memory_suffix(name),
+            "bits": memory.bits,
+            "reason": part.fixed_because,
+        }
         for part in design.netlist.instances
         for name, memory in part.plan.memories.items()
         if not memory.is_loadable

@@ -47,8 +47,9 @@ class EmitConfig(LoweringConfig):
             AXI4-Stream ports, and the circuit is verified through it. With axi-lite,
             `rtl/top_axi_lite.sv` also has AXI4-Lite registers, which take loadable weights.
         weights_from: weights for a loadable circuit, RUN. They are the state dict of a retrained
-            model, .safetensors or .pt. The same circuit is written to `out` with the new words, and
-            verified with them. Its number formats stay. Default: the weights of the model.
+            model, .safetensors or .pt, or its QONNX file. The same circuit is written to `out` with
+            the new words, and verified with them. Its number formats stay. Default: the weights of
+            the model.
         wave: write a trace of the first sample, `wave.vcd`.
         check_only: repeat the checks of a circuit: RUN or `out`. It verifies the hashes of all
             files, emits the circuit again to compare it, and repeats every simulation with its

@@ -11,12 +11,14 @@ from chop.base.files.reading import read_text
 from chop.errors import ConfigError
 from chop.hardware.check.project import BOARD, Project, list_sources
 from chop.hardware.costs.devices import DEVICES, LARGE_CELLS, Router
+from chop.hardware.design.axis import has_control
 from chop.hardware.design.interface import shape_text
+from chop.hardware.design.load import REGISTERS
 from chop.hardware.templates import render
 
 SCRIPTS = ("Makefile", "vivado.tcl", "quartus.tcl")
 HEADER = "chop_circuit.h"
-"""C header with the sizes of the ports, for a driver."""
+"""C header with the sizes of the ports and the addresses of registers, for a driver."""
 CLOCKS = ("xdc", "sdc", "lpf")
 """Suffixes of the clock constraints, `TOP.SUFFIX`."""
 _LOCATED = {
@@ -148,13 +150,15 @@ def write_board(
 
 
 def _describe_ports(project: Project) -> str:
-    """Returns the C header of a project's ports."""
+    """Returns the C header of a project's ports, and of its registers if it has some."""
     ports = []
     for port in project.ports:
         codes = project.codes[port.name]
         order = sorted(range(len(codes.positions)), key=codes.positions.__getitem__)
         ports.append((port, codes, [] if order == sorted(order) else order))
-    return render(HEADER, top=project.outermost, ports=ports, shape_text=shape_text)
+    registers = REGISTERS if has_control(project.wrapper) else ()
+    values = {"top": project.outermost, "ports": ports, "registers": registers}
+    return render(HEADER, **values, shape_text=shape_text)
 
 
 def _read_pins(path: Path) -> str:

@@ -19,10 +19,10 @@ from chop.hardware.design.connect import (
 )
 from chop.hardware.design.instances import Instance, Netlist
 from chop.hardware.design.interface import PortDescription, describe_interface
-from chop.hardware.design.load import NO_LOAD, Load, loadable, memory_suffix
-from chop.hardware.design.plan import RTL, Memory
+from chop.hardware.design.load import Load, loadable, memory_suffix
+from chop.hardware.design.plan import NO_LOAD, RTL, Memory, has_load_port
 from chop.hardware.design.port import Port
-from chop.hardware.design.verilog import FOLDER, FileIn, instance, sources
+from chop.hardware.design.verilog import FOLDER, FileIn, instance, read_source, sources
 from chop.hardware.settings import TOP
 
 CLOCKED = {"clk_i": "clk_i", "rst_ni": "rst_ni"}
@@ -102,7 +102,7 @@ def build_design(netlist: Netlist, top: str = TOP) -> Design:
     homes: dict[str, Path] = {}
     for folder in sorted({RTL, *(part.folder for part in netlist.instances)}):
         for name, path in sources(text, folder).items():
-            source = path.read_text()
+            source = read_source(path)
             # A plug-in can bring a module with a name of the library; two sources of one name do
             # not compile.
             if files.setdefault(f"rtl/{name}", source) != source:
@@ -245,7 +245,7 @@ def _component(part: Instance, load: Load | None) -> str:
     parameters |= {name: FileIn(_memory_path(part, name)) for name in _fixed(part)}
     bases = {} if load is None else load.parameters(part.name)
     pins = _clocked(load)
-    if part.plan.has_load:
+    if has_load_port(part.module, part.folder, part.plan.source):
         pins |= {"load_i": LOAD} if bases else NO_LOAD
     parameters |= bases
     for k in range(len(part.inputs)):

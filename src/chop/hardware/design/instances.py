@@ -10,6 +10,7 @@ from typing import Any
 from chop.hardware.design.plan import ComponentPlan, Site
 from chop.hardware.design.values import Wire
 from chop.ir.ops import Kind
+from chop.nn.integer import IntegerOperator
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +40,14 @@ class Instance:
     node: str = ""
     site: Site | None = None
     path: str = ""
+
+    @property
+    def fixed_because(self) -> str:
+        """Reason for which memories are fixed in a circuit with loadable weights."""
+        operator = self.site.operator if self.site else None
+        if isinstance(operator, IntegerOperator):
+            return "its module has no load_i" if operator.is_loadable else operator.fixed_because
+        return "a constant without a number format"
 
     @property
     def row(self) -> dict[str, Any]:

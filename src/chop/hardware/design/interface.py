@@ -113,6 +113,8 @@ def step_text(edge: Edge, name: str) -> str:
         edge: meaning of the codes.
         name: port name. `design.json` lists all its steps.
     """
+    if edge.is_trained:
+        return f"a scale of the weights, codes.{name}.step in design.json"
     steps = sorted(set(edge.steps))
     divided = f" / {edge.divisor}" if edge.divisor != 1 else ""
     if len(steps) == 1:

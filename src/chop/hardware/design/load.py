@@ -17,8 +17,6 @@ WORDS_FILE = f"{WEIGHTS}/weights.hex"
 """Project path of the words, which testbenches send."""
 WORD_BITS = 32
 """Bits of a word of the port."""
-NO_LOAD = {"load_i": "57'b0"}
-"""Connection of a module with loadable memories in a circuit that loads none of them."""
 LEAST_WINDOW = 4096
 """Minimum bytes of the AXI4-Lite registers, and of the window for weights behind them."""
 REGISTERS = (

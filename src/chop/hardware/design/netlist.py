@@ -161,7 +161,7 @@ class _Builder:
             wires = [value for s in _tensors(node) if isinstance(value := self.values[s], Wire)]
             self.masks[node] = Mask.of(module, *wires)
         elif isinstance(module, Constant):
-            self.values[node] = Fixed(module.codes, module.out)
+            self.values[node] = Fixed(module.codes, module.out, module.is_loadable)
         elif module is not None and (row := get_component(type(module))):
             self.values[node] = self._operate(node, module, row)
         elif self.mg.operator(node).joins(node):
@@ -264,7 +264,7 @@ class _Builder:
         """Returns the site and the plan of an operator, and its inputs in an order that fits."""
         site = self._site(node, operator, wires)
         try:
-            return site, row.plan(site), wires
+            return site, row.planned(site), wires
         except OrderError as error:
             if attempts == 0:
                 raise
@@ -328,7 +328,7 @@ class _Builder:
             stream = Stream.in_order(shape, fixed.edge)
             beside = Wire(name, stream.with_lanes(fewest_lanes(stream.size, self.fold)))
         codes = fixed.sample(beside.stream.shape, beside.batch_dim)
-        plan = constant_plan(codes, beside.stream.of(fixed.edge))
+        plan = constant_plan(codes, beside.stream.of(fixed.edge), fixed.is_loadable)
         made = self._instance(name, "constant", "chop_constant", plan, [], drawn_as=Kind.CONSTANT)
         return replace(made, batch_dim=beside.batch_dim)
 
@@ -397,7 +397,7 @@ class _Builder:
             (source,) = _tensors(source)
         value, move = self.values[source], in_turn(moves[::-1])
         if isinstance(value, Fixed):
-            return Fixed(move(value.codes), value.edge)
+            return replace(value, codes=move(value.codes))
         places, batch_dim = moved(value, self._shape(source)[value.batch_dim], move)
         distinct = places.unique().numel()
         # A permutation needs no circuit: the wire is the same, and only its positions change.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -12,9 +14,13 @@ from torch import Tensor, nn
 from chop.hardware.design.products import by_constant, cut, soft_levels
 from chop.hardware.design.stream import Stream
 from chop.ir.ops import Kind
+from chop.nn.integer import IntegerOperator
 from chop.nn.integer.mask import KeptKeys
 
 RTL = Path(__file__).parents[1] / "rtl"
+NO_LOAD = {"load_i": "57'b0"}
+"""Connection of a module with loadable memories in a circuit that loads none of them."""
+_LOAD_PORT = re.compile(r"^\s*input\b[^\n/]*\bload_i\b", re.MULTILINE)
 DIRECT = -1
 """Depth of an input without a buffer. Its component passes `ready` on to its producer."""
 WIDEST_SUM = 62
@@ -161,7 +167,6 @@ class ComponentPlan:
         cycles: cycles between two samples without stalls.
         memories: contents of memories, by the parameter with the file name. The parameter of the
             address of a loadable memory has BASE instead of FILE in its name.
-        has_load: True if the module has the input `load_i`, which writes loadable memories.
         resources: resources of one instance, without read-only memories.
         holds: for each input, the share of a sample that is consumed, and stored inside, before the
             first output. 1 means a whole sample, such as for an operand of a product. More than 1
@@ -184,7 +189,6 @@ class ComponentPlan:
     out: Stream
     cycles: int
     memories: Mapping[str, Memory] = field(default_factory=dict)
-    has_load: bool = False
     resources: Resources = field(default_factory=Resources)
     holds: tuple[float, ...] = ()
     needs: tuple[Tensor, ...] = ()
@@ -218,3 +222,35 @@ class Component:
     spatial: int = 0
     is_broadcast: bool = False
     kind: Kind = Kind.OTHER
+
+    def planned(self, site: Site) -> ComponentPlan:
+        """Returns the plan of an operator, whose memories are loadable if its numbers are.
+
+        A module without the input `load_i` has fixed memories.
+        """
+        plan, operator = self.plan(site), site.operator
+        is_loadable = isinstance(operator, IntegerOperator) and operator.is_loadable
+        if not (
+            is_loadable and has_load_port(plan.module or self.module, self.folder, plan.source)
+        ):
+            return plan
+        pairs = plan.memories.items()
+        return replace(plan, memories={k: replace(each, is_loadable=True) for k, each in pairs})
+
+
+def has_load_port(module: str, folder: Path = RTL, source: str = "") -> bool:
+    """Returns whether a module has the input `load_i`, which writes its loadable memories.
+
+    Args:
+        module: module name.
+        folder: folder searched before the library.
+        source: text of the module, if it is in no folder.
+    """
+    return bool(_LOAD_PORT.search(source)) if source else _has_load_port(module, folder)
+
+
+@lru_cache(maxsize=512)
+def _has_load_port(module: str, folder: Path) -> bool:
+    paths = (home / f"{module}.sv" for home in (folder, RTL))
+    path = next((path for path in paths if path.is_file()), None)
+    return path is not None and bool(_LOAD_PORT.search(path.read_text()))

@@ -63,10 +63,12 @@ class Fixed:
     Attributes:
         codes: int64, with or without a batch.
         edge: meaning of the codes.
+        is_loadable: True if the codes are written at run time.
     """
 
     codes: Tensor
     edge: Edge
+    is_loadable: bool = False
 
     def sample(self, shape: tuple[int, ...], batch_dim: int = 0) -> Tensor:
         """Returns the codes of one sample, int64, expanded to its shape.

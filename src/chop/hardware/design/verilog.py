@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from chop.hardware.design.plan import RTL
+from chop.hardware.design.plan import NO_LOAD, RTL, has_load_port
 
 WIDEST_INT = 31
 """Bits of the magnitude of a `parameter int`."""
@@ -107,6 +107,64 @@ def sources(text: str, folder: Path = RTL) -> dict[str, Path]:
                 paths[path.name] = path
                 texts.append(path.read_text())
     return paths
+
+
+def read_source(path: Path) -> str:
+    """Returns the text of a source, in which the input `load_i` of library modules is connected.
+
+    Sources outside the library may be older than this input, which has no default value, because
+    Verilator 5.006 and Icarus 11 have none for ports.
+    """
+    text = path.read_text()
+    return text if path.parent == RTL else tie_load(text, path.parent)
+
+
+def tie_load(text: str, folder: Path = RTL) -> str:
+    """Connects `load_i` to zeros in the instances that lack it, if their ports are named.
+
+    Args:
+        text: SystemVerilog.
+        folder: folder of the modules, searched before the library.
+
+    >>> tie_load("chop_linear #(.SETS(1)) u_a (.clk_i);")
+    "chop_linear #(.SETS(1)) u_a (.load_i(57'b0), .clk_i);"
+    """
+    code = "".join(
+        " " * len(x) if x[0] == '"' or x[:2] in ("//", "/*") else x for x in _pieces(text)
+    )
+    ends = []
+    for name in re.finditer(r"\b[A-Za-z_]\w*\b", code):
+        start = _connections(code, name.end()) if has_load_port(name[0], folder) else None
+        if start is not None and ".load_i" not in code[start : _closing(code, start)]:
+            ends.append(start)
+    (tie,) = (f".{port}({value}), " for port, value in NO_LOAD.items())
+    for start in reversed(ends):
+        text = f"{text[:start]}{tie}{text[start:]}"
+    return text
+
+
+def _pieces(text: str) -> list[str]:
+    pieces: list[str] = _PIECES.findall(text)
+    return pieces
+
+
+def _connections(code: str, start: int) -> int | None:
+    """Returns the place of an instance's first named port, behind the name of its module."""
+    parameters = re.compile(r"\s*#\s*\(").match(code, start)
+    if parameters:
+        start = _closing(code, parameters.end())
+    ports = re.compile(r"\s*\w+\s*(?:\[[^]]*\]\s*)?\((?=\s*\.)").match(code, start)
+    return ports.end() if ports else None
+
+
+def _closing(code: str, start: int) -> int:
+    """Returns the place behind the bracket that closes the one ahead of `start`."""
+    depth = 1
+    for place in range(start, len(code)):
+        depth += (code[place] == "(") - (code[place] == ")")
+        if depth == 0:
+            return place + 1
+    return len(code)
 
 
 def code_lines(text: str) -> list[tuple[int, str]]:

@@ -99,7 +99,7 @@ class Foldable:
             site = part.site.alone(fold, is_soft)
             component = get_component(type(site.operator))
             assert component is not None
-            plan = component.plan(site)
+            plan = component.planned(site)
             usage = plan_usage(part.module, plan, self.device.family)
             self._plans[key] = Option(
                 fold, plan.cycles, plan.lanes, plan.out.lanes, usage, plan.resources.is_soft

@@ -10,7 +10,6 @@ from chop.hardware.design.lanes import MatrixLanes, divisors
 from chop.hardware.design.plan import ComponentPlan, Memory, Resources, Site
 from chop.hardware.plans.depthwise import depthwise_plan
 from chop.hardware.plans.weighted import (
-    parameter_memories,
     parameter_widths,
     product_stages,
     weight_memory,
@@ -71,12 +70,10 @@ def plan_conv(site: Site) -> ComponentPlan:
         lanes=(window.lanes,),
         out=out,
         cycles=max(window.cycles, window.windows * pace),
-        memories=parameter_memories(
-            operator,
-            weight_memory(weight, lanes, weight_width),
-            Memory.of(bias.view(-1, lanes.outputs).tolist(), bias_width),
-        ),
-        has_load=True,
+        memories={
+            "WEIGHT_FILE": weight_memory(weight, lanes, weight_width),
+            "BIAS_FILE": Memory.of(bias.view(-1, lanes.outputs).tolist(), bias_width),
+        },
         resources=Resources(
             {(read.width, weight_width): lanes.inputs * lanes.outputs},
             window.memory_bits(read.width) + stored * read.width,

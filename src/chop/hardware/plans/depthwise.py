@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from chop.hardware.design.plan import ComponentPlan, Memory, Resources, Site
-from chop.hardware.plans.weighted import parameter_memories, parameter_widths
+from chop.hardware.plans.weighted import parameter_widths
 from chop.hardware.plans.window import WINDOW_STAGES, Window, channels_last
 from chop.nn.integer import IntegerConv1d, IntegerConv2d
 
@@ -39,12 +39,10 @@ def depthwise_plan(
         lanes=(lanes,),
         out=out,
         cycles=window.cycles,
-        memories=parameter_memories(
-            operator,
-            Memory.of(taps.reshape(-1, window.codes).tolist(), width),
-            Memory.of(bias.view(-1, lanes).tolist(), bias_width),
-        ),
-        has_load=True,
+        memories={
+            "WEIGHT_FILE": Memory.of(taps.reshape(-1, window.codes).tolist(), width),
+            "BIAS_FILE": Memory.of(bias.view(-1, lanes).tolist(), bias_width),
+        },
         resources=Resources({(read.width, width): window.codes}, window.memory_bits(read.width)),
         holds=(window.hold,),
         buffers=(0,),

@@ -13,6 +13,7 @@ from chop.hardware.design.lanes import divisors, fewest_lanes
 from chop.hardware.design.plan import DIRECT, ComponentPlan, Memory, Resources, Site
 from chop.hardware.design.stream import OrderError, Stream
 from chop.hardware.plans.division import Division
+from chop.hardware.plans.weighted import count_width
 from chop.nn.integer import (
     IntegerAdd,
     IntegerBatchNorm,
@@ -26,6 +27,7 @@ from chop.nn.integer import (
 )
 from chop.nn.integer.base import MAX_BITS
 from chop.nn.integer.edge import bit_width
+from chop.nn.integer.requantize import LOADABLE_BITS
 
 ROUNDINGS = ("nearest_even", "floor", "sign", "threshold")
 """Rounding modes, by the value of the parameter ROUNDING."""
@@ -108,7 +110,7 @@ def plan_requantize(site: Site) -> ComponentPlan:
     channel, division = _channel(operator, read), _division(operator, read)
     if division is not None:
         channel = channel * division.multiplier
-    largest = int(channel.max())
+    largest = _largest_loadable(operator, read) if operator.is_loadable else int(channel.max())
     width = max(largest.bit_length(), 1)
     parameters: dict[str, int | str] = {
         "IN_W": read.width,
@@ -131,10 +133,10 @@ def plan_requantize(site: Site) -> ComponentPlan:
         latency += 1
         parameters |= {"SHIFT": division.shift, "DROPPED": division.dropped}
     memories = {}
-    if channel.numel() == 1:
+    if channel.numel() == 1 and not operator.is_loadable:
         parameters["CHANNEL"] = largest
     else:
-        words = _periodic_words(read.with_lanes(_lanes(site)), channel)
+        words = _channel_words(read.with_lanes(_lanes(site)), channel, operator.is_loadable)
         parameters["CHANNEL_BEATS"] = len(words)
         memories["CHANNEL_FILE"] = Memory.of(words, width)
     plan = _elementwise(site, parameters, multiplier, memories)
@@ -154,8 +156,9 @@ def plan_affine(site: Site) -> ComponentPlan:
     operator, read = site.operator, site.inputs[0]
     assert isinstance(operator, IntegerBatchNorm)
     parts = operator.factor, operator.shift
-    fields = [(part, bit_width(int(part.min()), int(part.max()))) for part in parts]
-    (_, factor_bits), (_, shift_bits) = fields
+    widths = [*(operator.widths if operator.is_loadable else map(count_width, parts))]
+    factor_bits, shift_bits = widths
+    fields = [*zip(parts, widths, strict=True)]
     parameters = {"IN_W": read.width, "FACTOR_W": factor_bits, "SHIFT_W": shift_bits}
     plan = _by_channel(site, parameters, fields, (read.width, factor_bits))
     return replace(plan, latency=AFFINE_STAGES)
@@ -165,7 +168,7 @@ def plan_prelu(site: Site) -> ComponentPlan:
     """Plans a PReLU: a multiplier per lane for codes below zero."""
     operator, read = site.operator, site.inputs[0]
     assert isinstance(operator, IntegerPReLU)
-    bits = bit_width(int(operator.factor.min()), int(operator.factor.max()))
+    bits = operator.width if operator.is_loadable else count_width(operator.factor)
     parameters = {"IN_W": read.width, "FACTOR_W": bits, "SHIFT": operator.shift}
     plan = _by_channel(site, parameters, [(operator.factor, bits)], (read.width, bits))
     return replace(plan, latency=AFFINE_STAGES)
@@ -205,9 +208,9 @@ def _by_channel(
             words[channel] |= (value & (1 << bits) - 1) << place
         place += bits
     stream = site.inputs[0].with_lanes(_lanes(site))
-    beats = _periodic_words(stream, torch.arange(len(words)).view(shape))
-    memory = Memory.of([[words[channel] for channel in beat] for beat in beats], place)
-    return _elementwise(site, {**parameters, "WORDS": len(beats)}, multiplier, {"FILE": memory})
+    memory = Memory.of(_words_by_channel(stream, words, shape), place)
+    parameters = {**parameters, "WORDS": len(memory.words)}
+    return _elementwise(site, parameters, multiplier, {"FILE": memory})
 
 
 def _division(operator: Requantize, read: Stream) -> Division | None:
@@ -237,6 +240,28 @@ def _channel(operator: Requantize, read: Stream) -> Tensor:
     if operator.rounding == "threshold":
         return operator.threshold.clamp(max=max(-read.edge.low, read.edge.high, 0))
     return operator.multiplier if _multiplies(operator) else torch.ones((), dtype=torch.int64)
+
+
+def _largest_loadable(operator: Requantize, read: Stream) -> int:
+    """Returns the largest multiplier or threshold that can be written at run time."""
+    if operator.rounding == "threshold":
+        return max(-read.edge.low, read.edge.high, 0)
+    return (1 << LOADABLE_BITS) - 1
+
+
+def _channel_words(stream: Stream, channel: Tensor, is_loadable: bool) -> list[list[int]]:
+    """Returns the memory words of channel parameters, as many for any loadable ones."""
+    if not is_loadable:
+        return _periodic_words(stream, channel)
+    return _words_by_channel(stream, channel.flatten().tolist(), channel.shape)
+
+
+def _words_by_channel(
+    stream: Stream, numbers: Sequence[int], shape: Sequence[int]
+) -> list[list[int]]:
+    """Returns the memory words of numbers by channel, whose shape broadcasts to a sample."""
+    beats = _periodic_words(stream, torch.arange(len(numbers)).view(tuple(shape)))
+    return [[numbers[channel] for channel in beat] for beat in beats]
 
 
 def _periodic_words(stream: Stream, channel: Tensor) -> list[list[int]]:

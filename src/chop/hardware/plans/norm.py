@@ -10,6 +10,7 @@ from chop.hardware.design.lanes import converter_cycles, divisors, first_within
 from chop.hardware.design.plan import ComponentPlan, Memory, Resources, Site
 from chop.hardware.design.stream import Stream
 from chop.hardware.plans.softmax import PIPELINE, reciprocal_cycles, row_ends
+from chop.hardware.plans.weighted import parameter_widths
 from chop.nn.integer import IntegerLayerNorm, IntegerRMSNorm
 from chop.nn.integer.edge import bit_width
 
@@ -40,8 +41,9 @@ def plan_norm(site: Site) -> ComponentPlan:
     waiting = -(-beats * (root + division + PIPELINE) // interval)
     depth = beats + waiting + PIPELINE
     # If all weights are zero, u does not affect the result and needs no bits.
-    limit = operator.limit if bool(operator.weight.any()) else 0
-    weight, bias = (_words(x, rows.order, lanes) for x in (operator.weight, operator.bias))
+    limit = operator.limit if operator.is_loadable or bool(operator.weight.any()) else 0
+    pairs = zip((operator.weight, operator.bias), parameter_widths(operator), strict=True)
+    weight, bias = (_words(x, width, rows.order, lanes) for x, width in pairs)
     out = read.of(operator.out).with_lanes(lanes)
     parameters: dict[str, int | str] = {
         "LANES": lanes,
@@ -82,10 +84,9 @@ def _largest_radicand(operator: Norm, read: Stream) -> int:
     return ((operator.count * spread) ** 2 // 4 << 2 * operator.root) + operator.eps
 
 
-def _words(parameter: Tensor, order: Tensor, lanes: int) -> Memory:
+def _words(parameter: Tensor, width: int, order: Tensor, lanes: int) -> Memory:
     """Returns a parameter's numbers in feature order of the stream, a word for each beat."""
     codes = parameter.flatten()[order.argsort()]
-    width = bit_width(int(codes.min()), int(codes.max()))
     return Memory.of(codes.view(-1, lanes).tolist(), width)
 
 

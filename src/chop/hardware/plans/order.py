@@ -18,16 +18,18 @@ COPY_STAGES = 4
 """Cycles of `chop_copies` and of the FIFO behind it."""
 
 
-def constant_plan(codes: Tensor, stream: Stream) -> ComponentPlan:
+def constant_plan(codes: Tensor, stream: Stream, is_loadable: bool = False) -> ComponentPlan:
     """Returns the plan of `chop_constant`.
 
     Args:
         codes: int64 codes of one sample.
         stream: stream with the order and beats to use.
+        is_loadable: True if the codes are written at run time.
     """
     memory = Memory.of(stream.sent(codes.unsqueeze(0)).tolist(), stream.width)
+    memory = replace(memory, is_loadable=is_loadable)
     parameters = {"W": stream.bits, "BEATS": stream.beats}
-    return ComponentPlan(parameters, (), stream, stream.beats, {"FILE": memory}, has_load=True)
+    return ComponentPlan(parameters, (), stream, stream.beats, {"FILE": memory})
 
 
 def concat_plan(first: Stream, second: Stream, dim: int) -> ComponentPlan:

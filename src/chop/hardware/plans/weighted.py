@@ -15,7 +15,7 @@ from chop.hardware.plans.constant_linear import constant_plan
 from chop.nn.integer import IntegerLinear
 from chop.nn.integer.edge import bit_width
 from chop.nn.integer.linear import SharedBlocks
-from chop.nn.integer.weighted import WeightedOperator
+from chop.nn.integer.weighted import ParameterOperator
 
 PRODUCT_STAGES = 7
 """Cycles of `chop_matvec` and of the FIFO behind it, with a one-cycle product and without the adder
@@ -68,12 +68,10 @@ def plan_linear(site: Site) -> ComponentPlan:
         lanes=(lanes.inputs,),
         out=out,
         cycles=rows.count * beats * groups,
-        memories=parameter_memories(
-            operator,
-            weight_memory(weight, lanes, weight_width),
-            Memory.of(bias.view(groups, -1).tolist(), bias_width),
-        ),
-        has_load=True,
+        memories={
+            "WEIGHT_FILE": weight_memory(weight, lanes, weight_width),
+            "BIAS_FILE": Memory.of(bias.view(groups, -1).tolist(), bias_width),
+        },
         resources=Resources(
             {(read.width, weight_width): lanes.inputs * lanes.outputs},
             rows.features * read.width if groups > 1 else 0,
@@ -94,6 +92,7 @@ def _ternary_plan(
 ) -> ComponentPlan:
     """Derives the plan of `chop_ternary_linear`, which has no multipliers, from `chop_linear`."""
     is_binary = operator.has_signs and bool(weight.all())
+    is_binary &= operator.has_sign_weights or not operator.is_loadable
     shift, bias, offset = operator.shift, operator.bias, 0
     if is_binary:  # the sum is twice the popcount, less the number of features
         offset = weight.size(1) << shift
@@ -105,11 +104,10 @@ def _ternary_plan(
     return replace(
         plan,
         parameters={**parameters, "BINARY": int(is_binary), "BIAS_W": width, "SHIFT": shift},
-        memories=parameter_memories(
-            operator,
-            weight_memory(weight, lanes, 1 if is_binary else 2),
-            Memory.of(bias.view(-1, lanes.outputs).tolist(), width),
-        ),
+        memories={
+            "WEIGHT_FILE": weight_memory(weight, lanes, 1 if is_binary else 2),
+            "BIAS_FILE": Memory.of(bias.view(-1, lanes.outputs).tolist(), width),
+        },
         resources=Resources(memory_bits=plan.resources.memory_bits),
         latency=plan.latency - FACTOR_STAGES,
         module="chop_ternary_linear",
@@ -121,7 +119,7 @@ def product_stages(lanes: MatrixLanes, soft: int) -> int:
     return PRODUCT_STAGES + BIAS_STAGES + max(soft - 1, 0) + (lanes.inputs - 1).bit_length()
 
 
-def parameter_widths(operator: WeightedOperator, offset: int = 0) -> tuple[int, int]:
+def parameter_widths(operator: ParameterOperator, offset: int = 0) -> tuple[int, int]:
     """Returns the bits of a weight and of a bias, those of all codes of loadable ones.
 
     Args:
@@ -134,20 +132,11 @@ def parameter_widths(operator: WeightedOperator, offset: int = 0) -> tuple[int, 
     return bit_width(ranges.weight_low, ranges.weight_high), bit_width(*biases)
 
 
-def has_weights_within_one(operator: WeightedOperator) -> bool:
+def has_weights_within_one(operator: ParameterOperator) -> bool:
     """Returns whether all weights are -1, 0 or 1."""
     if operator.ranges is None:
         return bool((operator.weight.abs() <= 1).all())
     return operator.ranges.weight_low >= -1 and operator.ranges.weight_high <= 1
-
-
-def parameter_memories(
-    operator: WeightedOperator, weight: Memory, bias: Memory
-) -> dict[str, Memory]:
-    """Returns the memories of a layer, loadable if its weights are."""
-    is_loadable = operator.ranges is not None
-    memories = {"WEIGHT_FILE": weight, "BIAS_FILE": bias}
-    return {name: replace(each, is_loadable=is_loadable) for name, each in memories.items()}
 
 
 def weight_memory(weight: Tensor, lanes: MatrixLanes, width: int) -> Memory:

@@ -3,7 +3,8 @@
 // Input:   LANES codes x of IN_W bits.
 // Output:  LANES codes y of OUT_W bits, wide enough for every y.
 // Memory:  WORDS words, read repeatedly, one per beat. A word has the factor f, FACTOR_W bits, in
-//          its lower part and the shift s, SHIFT_W bits, above it, for each lane.
+//          its lower part and the shift s, SHIFT_W bits, above it, for each lane. BASE and load_i
+//          are those of chop_words.
 // Timing:  one beat per cycle. Pipeline: fetch, two cycles | multiply, two cycles | add | FIFO of
 //          chop_credits.
 module chop_affine #(
@@ -13,10 +14,12 @@ module chop_affine #(
   parameter int FACTOR_W = 18,
   parameter int SHIFT_W  = 18,
   parameter int WORDS    = 1,
-  parameter     FILE     = ""
+  parameter     FILE     = "",
+  parameter int BASE     = -1
 ) (
   input  logic                   clk_i,
   input  logic                   rst_ni,
+  input  logic [56:0]            load_i,
   input  logic [LANES*IN_W-1:0]  data_in_0_i,
   input  logic                   data_in_0_valid_i,
   output logic                   data_in_0_ready_o,
@@ -35,8 +38,8 @@ module chop_affine #(
 
   assign enters = data_in_0_valid_i && data_in_0_ready_o;
 
-  chop_words #(.W(LANES * WORD_W), .BEATS(WORDS), .FILE(FILE)) u_words (
-    .clk_i, .rst_ni, .load_i(57'b0), .takes_i(enters), .data_o(words));
+  chop_words #(.W(LANES * WORD_W), .BEATS(WORDS), .FILE(FILE), .BASE(BASE)) u_words (
+    .clk_i, .rst_ni, .load_i, .takes_i(enters), .data_o(words));
 
   always_ff @(posedge clk_i) begin
     x_1_q   <= data_in_0_i;

@@ -6,17 +6,20 @@
 //          register | register | FIFO of chop_credits. A large memory is several block memories and
 //          a multiplexer. Synthesis can move the first register into the block memories, and the
 //          second one follows the multiplexer.
-// Memory:  TABLE_FILE with ROWS * BEATS words of LANES codes, row by row.
+// Memory:  TABLE_FILE with ROWS * BEATS words of LANES codes, row by row. TABLE_BASE and load_i are
+//          BASE and load_i of chop_memory.
 module chop_embedding #(
   parameter int LANES      = 1,
   parameter int ROWS       = 16,
   parameter int BEATS      = 4,
   parameter int IN_W       = 5,
   parameter int OUT_W      = 8,
-  parameter     TABLE_FILE = ""
+  parameter     TABLE_FILE = "",
+  parameter int TABLE_BASE = -1
 ) (
   input  logic                   clk_i,
   input  logic                   rst_ni,
+  input  logic [56:0]            load_i,
   input  logic [IN_W-1:0]        data_in_0_i,
   input  logic                   data_in_0_valid_i,
   output logic                   data_in_0_ready_o,
@@ -40,8 +43,9 @@ module chop_embedding #(
   assign starts = row_valid_q && is_ready;
   assign data_in_0_ready_o = !row_valid_q || (is_ready && is_last);
 
-  chop_rom #(.W(LANES * OUT_W), .DEPTH(WORDS), .FILE(TABLE_FILE)) u_table (
-    .clk_i(clk_i), .en_i(1'b1), .addr_i(addr_q), .data_o(word));
+  chop_memory #(
+    .W(LANES * OUT_W), .DEPTH(WORDS), .FILE(TABLE_FILE), .BASE(TABLE_BASE)
+  ) u_table (.clk_i, .load_i, .addr_i(addr_q), .data_o(word));
 
   always_ff @(posedge clk_i) begin
     if (data_in_0_ready_o) row_q <= ADDR_W'(data_in_0_i) * ADDR_W'(BEATS);

@@ -16,7 +16,7 @@
 //                    cycles | factors | times G, two cycles | plus B | FIFO of chop_credits
 // Memory:  a FIFO of DEPTH beats for a row and the beats that arrive until its reciprocal is known.
 //          WEIGHT_FILE and BIAS_FILE have a word of LANES numbers of WEIGHT_W and BIAS_W bits for
-//          each beat of a row.
+//          each beat of a row. WEIGHT_BASE, BIAS_BASE and load_i are BASE and load_i of chop_words.
 //
 // RADICAND_W is the width of the largest V 2^(2 ROOT) + EPS. LIMIT_W is the width of u, signed.
 module chop_layer_norm #(
@@ -37,10 +37,13 @@ module chop_layer_norm #(
   parameter int BIAS_W = 32,
   parameter int DEPTH = 60,
   parameter     WEIGHT_FILE = "",
-  parameter     BIAS_FILE = ""
+  parameter     BIAS_FILE = "",
+  parameter int WEIGHT_BASE = -1,
+  parameter int BIAS_BASE = -1
 ) (
   input  logic                   clk_i,
   input  logic                   rst_ni,
+  input  logic [56:0]            load_i,
   input  logic [LANES*IN_W-1:0]  data_in_0_i,
   input  logic                   data_in_0_valid_i,
   output logic                   data_in_0_ready_o,
@@ -220,10 +223,11 @@ module chop_layer_norm #(
   // leaves.
   assign is_reciprocal_free = !has_reciprocal_q || (is_sent && send_q == LAST);
 
-  chop_words #(.W(LANES * WEIGHT_W), .BEATS(BEATS), .FILE(WEIGHT_FILE)) u_weights (
-    .clk_i, .rst_ni, .load_i(57'b0), .takes_i(valid_q[7]), .data_o(weights));
-  chop_words #(.W(LANES * BIAS_W), .BEATS(BEATS), .FILE(BIAS_FILE)) u_biases (
-    .clk_i, .rst_ni, .load_i(57'b0), .takes_i(valid_q[9]), .data_o(biases));
+  chop_words #(
+    .W(LANES * WEIGHT_W), .BEATS(BEATS), .FILE(WEIGHT_FILE), .BASE(WEIGHT_BASE)
+  ) u_weights (.clk_i, .rst_ni, .load_i, .takes_i(valid_q[7]), .data_o(weights));
+  chop_words #(.W(LANES * BIAS_W), .BEATS(BEATS), .FILE(BIAS_FILE), .BASE(BIAS_BASE)) u_biases (
+    .clk_i, .rst_ni, .load_i, .takes_i(valid_q[9]), .data_o(biases));
 
   always_ff @(posedge clk_i) begin
     if (is_reciprocal_free) begin

@@ -13,7 +13,8 @@
 // Timing:  one beat per cycle. Pipeline: fetch, two cycles | multiply, two cycles, if MULTIPLIES is
 //          1 | drop, one cycle, if DROPPED is above 0 | round and saturate, three cycles | FIFO of
 //          chop_credits.
-// Memory:  CHANNEL_BEATS words of LANES * CHANNEL_W bits.
+// Memory:  CHANNEL_BEATS words of LANES * CHANNEL_W bits. CHANNEL_BASE and load_i are BASE and
+//          load_i of chop_words.
 module chop_requantize #(
   parameter int LANES         = 1,
   parameter int IN_W          = 16,
@@ -25,6 +26,7 @@ module chop_requantize #(
   parameter     CHANNEL       = 1,
   parameter int CHANNEL_BEATS = 0,
   parameter     CHANNEL_FILE  = "",
+  parameter int CHANNEL_BASE  = -1,
   parameter int SHIFT         = 0,
   parameter     LOW           = -128,
   parameter     HIGH          = 127,
@@ -32,6 +34,7 @@ module chop_requantize #(
 ) (
   input  logic                   clk_i,
   input  logic                   rst_ni,
+  input  logic [56:0]            load_i,
   input  logic [LANES*IN_W-1:0]  data_in_0_i,
   input  logic                   data_in_0_valid_i,
   output logic                   data_in_0_ready_o,
@@ -52,9 +55,12 @@ module chop_requantize #(
   assign enters = data_in_0_valid_i && data_in_0_ready_o;
 
   if (CHANNEL_BEATS > 0) begin : g_channels
-    chop_words #(.W(LANES * CHANNEL_W), .BEATS(CHANNEL_BEATS), .FILE(CHANNEL_FILE)) u_channels (
-      .clk_i, .rst_ni, .load_i(57'b0), .takes_i(enters), .data_o(channel));
+    chop_words #(
+      .W(LANES * CHANNEL_W), .BEATS(CHANNEL_BEATS), .FILE(CHANNEL_FILE), .BASE(CHANNEL_BASE)
+    ) u_channels (.clk_i, .rst_ni, .load_i, .takes_i(enters), .data_o(channel));
   end else begin : g_one
+    logic unused_load;
+    assign unused_load = &{1'b0, load_i};
     assign channel = {LANES{CHANNEL_W'(CHANNEL)}};
   end
 

@@ -1,10 +1,10 @@
-// Sequential reader of a memory that starts again after its last word. The memory is read-only, or
-// written through load_i if BASE is an address (see chop_ram).
+// Sequential reader of a memory that starts again after its last word. FILE, BASE and load_i are
+// those of chop_memory.
 //
 // Output:  data_o of W bits, two cycles after each cycle in which takes_i is high: the next of
 //          BEATS words.
 // Timing:  one word per cycle. Pipeline: memory | register.
-// Memory:  BEATS words, from FILE if BASE is below zero.
+// Memory:  BEATS words.
 module chop_words #(
   parameter int W     = 8,
   parameter int BEATS = 1,
@@ -23,15 +23,8 @@ module chop_words #(
   logic [W-1:0] word;
 
   // The memory's output is slow: block memories have this register inside.
-  if (BASE < 0) begin : g_rom
-    logic unused;
-    assign unused = &{1'b0, load_i};
-    chop_rom #(.W(W), .DEPTH(BEATS), .FILE(FILE)) u_rom (
-      .clk_i(clk_i), .en_i(1'b1), .addr_i(addr_q), .data_o(word));
-  end else begin : g_ram
-    chop_ram #(.W(W), .DEPTH(BEATS), .BASE(BASE)) u_ram (
-      .clk_i, .load_i, .addr_i(addr_q), .data_o(word));
-  end
+  chop_memory #(.W(W), .DEPTH(BEATS), .FILE(FILE), .BASE(BASE)) u_memory (
+    .clk_i, .load_i, .addr_i(addr_q), .data_o(word));
 
   always_ff @(posedge clk_i) begin
     data_o <= word;

@@ -18,7 +18,7 @@ from chop.nn.integer.base import (
     IntegerOptions,
     check_width,
 )
-from chop.nn.integer.edge import Edge, Grid
+from chop.nn.integer.edge import Edge, Grid, bit_width
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.quantized.codes import rounded_parameter
 from chop.private.torch_api import BatchNorm
@@ -27,6 +27,8 @@ FACTOR_BITS = 17
 """Bits of the magnitude of the largest factor."""
 SHIFT_BITS = 40
 """Bits of the magnitude of the largest shift, at most, unless products have more."""
+MARGIN_BITS = 2
+"""Bits that loadable factors and shifts may grow by, so that other norms fit."""
 MOST_THRESHOLDS = 15
 """Maximum thresholds of a channel: those of a reader with 4 bits."""
 
@@ -113,13 +115,19 @@ class IntegerBatchNorm(IntegerOperator):
 
     The step of y is a power of two, such that the largest m has 17 bits and a sign. It is larger if
     b would need more than 40 bits and more than the products. Factors and shifts are rounded to it;
-    the reader rounds the result.
+    the reader rounds the result. Loadable ones have two bits fewer, which the norms of other
+    weights may use; the bounds hold for any of 18 and 41 bits.
 
     Width: the bits of the input and those of m, plus one for b.
 
     Args:
         read: edge of the input.
         channels: the map of each channel.
+        is_loadable: whether factors and shifts are written at run time.
+        like: operator of a circuit whose step is taken, if they are; None to choose the step.
+
+    Attributes:
+        widths: bits of a factor and of a shift.
 
     Source: Ioffe and Szegedy 2015, arXiv:1502.03167, algorithm 2.
     """
@@ -128,18 +136,39 @@ class IntegerBatchNorm(IntegerOperator):
     shift: Tensor
     reads_exact = True
 
-    def __init__(self, read: Edge, channels: ChannelMap) -> None:
+    def __init__(
+        self,
+        read: Edge,
+        channels: ChannelMap,
+        is_loadable: bool = False,
+        like: nn.Module | None = None,
+    ) -> None:
         # More bits of a shift, beyond those of the products, would only widen what follows.
         shift_bits = min(max(SHIFT_BITS, read.bits + FACTOR_BITS), MAX_BITS)
-        exponent = _exponent(channels, shift_bits)
+        if isinstance(like, IntegerBatchNorm):
+            exponent = math.frexp(like.out.scalar_step)[1] - 1
+        else:
+            margin = MARGIN_BITS if is_loadable else 0
+            exponent = _exponent(channels, FACTOR_BITS - margin, shift_bits - margin)
         factor, shift = ((part * 2.0**-exponent).round().long() for part in channels)
-        zeros = _common_zeros(torch.cat([factor.flatten(), shift.flatten()]))
-        factor, shift = factor >> zeros, shift >> zeros
+        where, factors, shifts = type(self).__name__, factor, shift
+        if is_loadable:
+            limits = (1 << FACTOR_BITS) - 1, (1 << shift_bits) - 1
+            for name, part, limit in zip(("scale", "shift"), (factor, shift), limits, strict=True):
+                check_loadable(where, name, part, limit)
+            signs = torch.tensor([[-1, -1, 1, 1], [-1, 1, -1, 1]])
+            factors, shifts = signs * torch.tensor(limits).view(2, 1)
+        else:
+            zeros = _common_zeros(torch.cat([factor.flatten(), shift.flatten()]))
+            factors, shifts = factor, shift = factor >> zeros, shift >> zeros
+            exponent += zeros
         for end in (read.low, read.high):
-            product = end * int(factor.abs().max())
-            check_width(type(self).__name__, -abs(product), abs(product) + int(shift.abs().max()))
-        ends = torch.stack([read.low * factor + shift, read.high * factor + shift])
-        super().__init__(Edge.of(2.0 ** (exponent + zeros), int(ends.min()), int(ends.max())))
+            product = end * int(factors.abs().max())
+            check_width(where, -abs(product), abs(product) + int(shifts.abs().max()))
+        ends = torch.stack([read.low * factors + shifts, read.high * factors + shifts])
+        super().__init__(Edge.of(2.0**exponent, int(ends.min()), int(ends.max())))
+        self.is_loadable = is_loadable
+        self.widths = _width(factors), _width(shifts)
         self.register_buffer("factor", factor)
         self.register_buffer("shift", shift)
 
@@ -153,17 +182,32 @@ class IntegerBatchNorm(IntegerOperator):
     ) -> Self:
         """See the base class."""
         (read,) = inputs
-        return cls(read, ChannelMap.of(module, read, len(call.shapes[0])))
+        channels = ChannelMap.of(module, read, len(call.shapes[0]))
+        return cls(read, channels, options.is_loadable, call.like)
 
     def forward(self, codes: Tensor) -> Tensor:
         """Maps (N, C, ...) to int64 of the same shape."""
         return codes * self.factor + self.shift
 
 
-def _exponent(channels: ChannelMap, shift_bits: int) -> int:
-    """Returns the exponent of the least step with `FACTOR_BITS` and `shift_bits` for magnitudes."""
+def _width(numbers: Tensor) -> int:
+    return bit_width(int(numbers.min()), int(numbers.max()))
+
+
+def check_loadable(where: str, name: str, values: Tensor, limit: int) -> None:
+    """Raises ConfigError if the magnitude of a loadable number exceeds the limit of its circuit."""
+    largest = int(values.abs().max())
+    if largest > limit:
+        raise ConfigError(
+            f"{where}: the largest {name} is {largest / limit:.2g} times what the circuit loads: "
+            f"train with a smaller {name}, or emit a circuit for this model."
+        )
+
+
+def _exponent(channels: ChannelMap, factor_bits: int, shift_bits: int) -> int:
+    """Returns the exponent of the least step with these bits for the magnitudes."""
     exponents = []
-    for part, bits in zip(channels, (FACTOR_BITS, shift_bits), strict=True):
+    for part, bits in zip(channels, (factor_bits, shift_bits), strict=True):
         if largest := float(part.abs().max()):
             exponent = math.frexp(largest)[1] - bits
             # Rounding up can need one bit more.
@@ -192,6 +236,7 @@ class IntegerThresholds(IntegerOperator):
         read: edge of the input.
         channels: the map of each channel.
         grid: grid of the reader, at most 16 codes.
+        is_loadable: whether thresholds are written at run time; the bounds are all codes then.
 
     Source: successive thresholding, Umuroglu and Jahre 2017, arXiv:1709.04060, section 3.
     """
@@ -199,7 +244,9 @@ class IntegerThresholds(IntegerOperator):
     thresholds: Tensor
     inversion: Tensor
 
-    def __init__(self, read: Edge, channels: ChannelMap, grid: Grid) -> None:
+    def __init__(
+        self, read: Edge, channels: ChannelMap, grid: Grid, is_loadable: bool = False
+    ) -> None:
         codes = reader_codes(grid)
         is_negative = channels.factors < 0
         low = torch.where(is_negative, ~read.high, read.low)
@@ -208,9 +255,10 @@ class IntegerThresholds(IntegerOperator):
         thresholds = _thresholds(channels, grid, codes[1:] or [codes[0] + 1], low, high)
         counts = [(end >= thresholds).sum(0) for end in (low, high)]
         stride = codes[1] - codes[0] if len(codes) > 1 else 1
-        ends = [codes[0] + stride * int(count) for count in (counts[0].min(), counts[1].max())]
+        least, most = (0, len(thresholds)) if is_loadable else (counts[0].min(), counts[1].max())
+        ends = [codes[0] + stride * int(count) for count in (least, most)]
         super().__init__(Edge.of(grid.step, *ends))
-        self.low, self.stride = codes[0], stride
+        self.low, self.stride, self.is_loadable = codes[0], stride, is_loadable
         self.register_buffer("thresholds", thresholds)
         self.register_buffer("inversion", -is_negative.long())
 

@@ -25,12 +25,21 @@ class IntegerOptions:
     Attributes:
         internal_bits: widths in softmax, LayerNorm and RMSNorm: "small", as in a circuit; or
             "exact", the maximum of int64, close to the float operator.
-        weights: numbers for which the bounds of accumulators hold: "fixed", those of the model; or
-            "loadable", all codes of the formats of weights and biases.
+        weights: numbers for which the bounds of results hold: "fixed", those of the model; or
+            "loadable", all codes of the formats of weights and biases, and norms and scales within
+            a margin.
+        circuit: operators of a circuit with loadable weights by path, whose steps and shifts the
+            operators at the same paths get; empty to choose them.
     """
 
     internal_bits: Literal["small", "exact"] = "small"
     weights: Literal["fixed", "loadable"] = "fixed"
+    circuit: Mapping[str, nn.Module] = field(default_factory=dict)
+
+    @property
+    def is_loadable(self) -> bool:
+        """True if trained numbers are written at run time."""
+        return self.weights == "loadable"
 
 
 @dataclass(frozen=True)
@@ -41,10 +50,13 @@ class Call:
         shapes: shapes of the inputs, in the order of their edges.
         arguments: other arguments of the call, by the function's names; empty for a module, whose
             settings are attributes.
+        like: operator of a circuit whose step and shift the new operator gets, see
+            `IntegerOptions`; None to choose them.
     """
 
     shapes: Sequence[Sequence[int]] = ()
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    like: nn.Module | None = None
 
     def setting(self, module: nn.Module | None, name: str, default: Any) -> Any:
         """Returns a setting of the operator: an argument of the call, or an attribute of the
@@ -72,6 +84,11 @@ class IntegerOperator(nn.Module):
 
     reads_exact: ClassVar[bool] = False
     """True if the exact codes of any operator are accepted, so that the input needs no format."""
+    fixed_because: ClassVar[str] = "its numbers are not trained"
+    """Reason for which memories of the operator are fixed in a circuit with loadable weights."""
+    is_loadable: bool = False
+    """True if the numbers in the operator's memories are written at run time."""
+    out_is_trained: bool = False
 
     def __init__(self, out: Edge) -> None:
         super().__init__()
@@ -80,12 +97,14 @@ class IntegerOperator(nn.Module):
         self.out_step = tuple(steps) if isinstance(steps, list) else steps
         self.out_axis, self.out_divisor = out.axis, out.divisor
         self.out_low, self.out_high = out.low, out.high
+        self.out_is_trained = out.is_trained
 
     @property
     def out(self) -> Edge:
         """The edge of the result."""
         step = torch.tensor(self.out_step, dtype=torch.float64)
-        return Edge(step, self.out_axis, self.out_low, self.out_high, self.out_divisor)
+        ends = self.out_low, self.out_high
+        return Edge(step, self.out_axis, *ends, self.out_divisor, self.out_is_trained)
 
     @classmethod
     def from_quantized(

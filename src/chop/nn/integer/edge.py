@@ -52,6 +52,7 @@ class Edge:
         low: proven lower bound of all codes.
         high: proven upper bound.
         divisor: pending divisor of a mean.
+        is_trained: True if the step is a scale of loadable weights, which other weights change.
     """
 
     step: Tensor
@@ -59,6 +60,7 @@ class Edge:
     low: int
     high: int
     divisor: int = 1
+    is_trained: bool = False
 
     @classmethod
     def of(cls, step: float, low: int, high: int, divisor: int = 1) -> Self:

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple, Self
 from torch import Tensor, nn
 
 from chop.formats import NumberFormat
+from chop.formats.elements import Sign
 from chop.nn.integer.base import matmul
 from chop.nn.integer.blocks import BlockGrid
-from chop.nn.integer.edge import Grid, bit_width
+from chop.nn.integer.edge import bit_width
 from chop.nn.integer.weighted import WeightedOperator
 from chop.nn.quantized import QuantizedOperator
 
@@ -51,6 +52,12 @@ def _grid(number_format: Any) -> BlockGrid | None:
     return BlockGrid.of(number_format, 0, 0) if isinstance(number_format, NumberFormat) else None
 
 
+def _are_signs(number_format: Any) -> bool:
+    layout = number_format.layout() if isinstance(number_format, NumberFormat) else None
+    element = None if layout is None else layout.element
+    return isinstance(element, Sign) and element.bipolar and not element.stochastic
+
+
 class IntegerLinear(WeightedOperator):
     """Linear layer: acc[o] = (sum over i of x[i] w[o, i]) 2^shift + b[o].
 
@@ -59,18 +66,19 @@ class IntegerLinear(WeightedOperator):
     `blocks` is set for inputs and weights in blocks with shared exponents: x[i] = q[i] 2^e and
     w[o, i] = p[o, i] 2^f[o] within a block. The sum over the block's products is then
     (sum of q[i] p[o, i]) 2^(e + f[o]), and a circuit computes the same integers this way.
-    `has_signs` is true if all codes are -1 and 1.
+    `has_signs` is true if all codes are -1 and 1, and `has_sign_weights` if the format of the
+    weights has no other codes.
     """
 
     blocks: tuple[int, int, int] | None = None
     has_signs: bool = False
+    has_sign_weights: bool = False
 
     def take_settings(self, module: nn.Module) -> None:
         """Takes over the blocks of features, and whether inputs are signs."""
         assert isinstance(module, QuantizedOperator)
-        data_in: Any = module.operand_format("data_in")
-        grid = Grid.of(data_in) if isinstance(data_in, NumberFormat) else None
-        self.has_signs = grid is not None and (grid.rounding, grid.low) == ("sign", -1)
+        self.has_signs = _are_signs(module.operand_format("data_in"))
+        self.has_sign_weights = _are_signs(module.operand_format("weight"))
         blocks = SharedBlocks.of(module)
         if blocks is not None:
             self.blocks = (blocks.size, blocks.data_in_width, blocks.weight_width)

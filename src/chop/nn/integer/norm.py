@@ -14,14 +14,21 @@ from chop.nn.integer.base import (
     MAX_BITS,
     NO_CALL,
     Call,
-    IntegerOperator,
     IntegerOptions,
     check_width,
 )
 from chop.nn.integer.edge import Edge
 from chop.nn.integer.parameters import IntegerParameter, integer_parameter
 from chop.nn.integer.rounding import round_shift, saturate
-from chop.nn.integer.weighted import Aligned, align_bias
+from chop.nn.integer.weighted import (
+    Aligned,
+    CodeRanges,
+    ParameterOperator,
+    align_bias,
+    get_shift,
+    has_trained_steps,
+    parameter_ranges,
+)
 from chop.nn.quantized import QuantizedOperator
 
 FRACTION_BITS = {"small": 16, "exact": 30}
@@ -91,7 +98,7 @@ class NormBits(NamedTuple):
         return cls(root, reciprocal, fraction, scaled_eps, limit)
 
 
-class IntegerNorm(IntegerOperator):
+class IntegerNorm(ParameterOperator):
     """Normalization over the last C elements: y = u G 2^s + B.
 
     S = sum x, or 0 for RMSNorm; Q = sum x^2; V = C Q - S^2; D = isqrt(V 2^2k + EPS);
@@ -105,30 +112,43 @@ class IntegerNorm(IntegerOperator):
     Width: V is at most (C (high - low) / 2)^2. k is 16 ("small"), and in both modes
     small enough that V 2^2k has at most 61 bits. K is 16 more than the bits of D, or up to 61
     ("exact"). |C x - S| is at most sqrt((C - 1) V), so that |u| is below (isqrt(C) + 1) 2^F, where
-    it saturates, and (C x - S) R below 2^(K-k+1) sqrt(C). F is 16 ("small"), or at most 30.
+    it saturates, and (C x - S) R below 2^(K-k+1) sqrt(C). F is 16 ("small"), or at most 30. G and B
+    are bounded by their codes, or by `ranges` if they are loadable.
 
     Args:
         shape: shape of the last dimensions; C elements.
         affine: G, B and s.
         step: step of the result.
         bits: k, K, F and EPS.
+        ranges: codes that loadable parameters can have; None for fixed ones.
+        is_trained: as in `Edge`.
 
     Source: Ba, Kiros and Hinton 2016 (LayerNorm), arXiv:1607.06450, equation 4; Zhang and Sennrich
     2019 (RMSNorm), arXiv:1910.07467, equation 4.
     """
 
     is_centered: ClassVar[bool]
-    weight: Tensor
-    bias: Tensor
 
     def __init__(
-        self, shape: Sequence[int], affine: Aligned, step: float | Tensor, bits: NormBits
+        self,
+        shape: Sequence[int],
+        affine: Aligned,
+        step: float | Tensor,
+        bits: NormBits,
+        ranges: CodeRanges | None = None,
+        is_trained: bool = False,
     ) -> None:
         weight, bias = affine.weight.codes, affine.bias
-        reach = [bits.limit * abs(g) << bits.fraction + affine.shift for g in weight.tolist()]
-        pairs = list(zip(reach, bias.tolist(), strict=True))
+        gains, shifts = weight.tolist(), bias.tolist()
+        if ranges is not None:
+            gains = [min(ranges.weight_low, -ranges.weight_high)] * 2
+            shifts = [ranges.bias_low, ranges.bias_high]
+        reach = [bits.limit * abs(g) << bits.fraction + affine.shift for g in gains]
+        pairs = list(zip(reach, shifts, strict=True))
         low, high = min(b - r for r, b in pairs), max(b + r for r, b in pairs)
-        super().__init__(Edge(torch.as_tensor(step, dtype=torch.float64), -1, low, high))
+        steps = torch.as_tensor(step, dtype=torch.float64)
+        super().__init__(Edge(steps, -1, low, high, is_trained=is_trained))
+        self.take_ranges(ranges)
         self.register_buffer("weight", weight.reshape(tuple(shape)))
         self.register_buffer("bias", bias.reshape(tuple(shape)))
         self.count, self.dims = weight.numel(), tuple(range(-len(shape), 0))
@@ -151,13 +171,18 @@ class IntegerNorm(IntegerOperator):
         bits = NormBits.of(read, math.prod(shape), eps, cls.is_centered, options)
         step = 2.0**-bits.fraction
         weight, bias = _flat(layer, "weight", shape), _flat(layer, "bias", shape)
+        is_loadable = options.is_loadable and weight is not None
+        is_trained = is_loadable and has_trained_steps(layer)
         if weight is None:
             weight = IntegerParameter(torch.ones(math.prod(shape)).long(), torch.ones(()).double())
         if bias is None:
             affine = Aligned(weight, torch.zeros_like(weight.codes))
         else:
-            affine = align_bias(cls.__name__, step, weight, bias)
-        return cls(shape, affine, step * affine.weight.step * 2.0**-affine.shift, bits)
+            given = get_shift(call.like) if is_trained else None
+            affine = align_bias(cls.__name__, step, weight, bias, is_trained, given)
+        ranges = parameter_ranges(layer, affine) if is_loadable else None
+        steps = step * affine.weight.step * 2.0**-affine.shift
+        return cls(shape, affine, steps, bits, ranges, is_trained)
 
     def forward(self, codes: Tensor) -> Tensor:
         """Returns int64 in the shape of `codes`."""

@@ -88,6 +88,13 @@ def code_range(module: QuantizedOperator, operand: str) -> tuple[int, int] | Non
     return -1, 1
 
 
+def has_trained_step(module: QuantizedOperator, operand: str) -> bool:
+    """Returns whether a parameter's step is a scale, which other numbers change."""
+    number_format = module.operand_format(operand)
+    layout = number_format.layout() if isinstance(number_format, NumberFormat) else None
+    return layout is not None and not isinstance(layout.scaling, Unscaled | SharedExponent | None)
+
+
 def _refusal(module: QuantizedOperator, operand: str, why: str) -> ConfigError:
     label = module.operand_format(operand).label
     return ConfigError(f"{type(module).__name__}.{operand}: {label} {why}.")

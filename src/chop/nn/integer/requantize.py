@@ -6,13 +6,16 @@ import math
 from fractions import Fraction
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from chop.nn.integer.affine import check_loadable
 from chop.nn.integer.base import MAX_BITS, IntegerOperator, check_width
 from chop.nn.integer.edge import Edge, Grid, GridRounding, bit_width, shift_between
 from chop.nn.integer.rounding import Rounding, round_shift, saturate, shift_and_saturate
 
 MULTIPLIER_BITS = 16
+LOADABLE_BITS = 17
+"""Bits of a loadable multiplier, so that a scale may become twice as large."""
 SPLIT_BITS = 16
 SPLIT = 1 << SPLIT_BITS
 
@@ -23,7 +26,8 @@ class Requantize(IntegerOperator):
     The shift s is common to all channels. If every step is the grid's times a power of two, there
     is no multiplier, or (with steps per channel) one that is a power of two; both are exact.
     Otherwise m_c has the top 16 bits of the channel's ratio of steps; the largest channel uses all
-    16 of them.
+    16 of them. If the steps are scales of loadable weights, multipliers and thresholds are
+    loadable, and multipliers may have 17 bits.
 
     A divisor n that is not a power of two is a part of the multiplier. Without a multiplier it is a
     division, whose remainder becomes a sticky bit below the half, so that v/n is rounded once, as a
@@ -35,6 +39,8 @@ class Requantize(IntegerOperator):
     Args:
         edge: edge of the input.
         grid: grid of the result.
+        like: requantizer of a circuit whose shift is taken, if multipliers are loadable; None to
+            choose it.
 
     Source: integer requantization, Jacob et al. 2018, arXiv:1712.05877, section 2.2; half to even
     as in `round_shift`.
@@ -42,22 +48,34 @@ class Requantize(IntegerOperator):
 
     multiplier: Tensor
     threshold: Tensor
+    shift: int
 
-    def __init__(self, edge: Edge, grid: Grid) -> None:
+    def __init__(self, edge: Edge, grid: Grid, like: nn.Module | None = None) -> None:
         super().__init__(grid.edge)
         self.low, self.high = grid.low, grid.high
         self.rounding: GridRounding = grid.rounding
-        multipliers, self.shift, self.divisor = _ratio(edge, grid.step)
-        self.has_multiplier = any(m != 1 for m in multipliers)
-        largest = max(multipliers) << (max(-self.shift, 0) + 2 if self.divisor > 1 else 0)
+        self.is_loadable = edge.is_trained and grid.rounding != "sign"
+        if self.is_loadable:
+            given = like.shift if isinstance(like, Requantize) else None
+            multipliers, self.shift = _multipliers(edge, Fraction(grid.step) * edge.divisor, given)
+            self.divisor, bound = 1, (1 << LOADABLE_BITS) - 1
+            if grid.rounding != "threshold":
+                check_loadable(type(self).__name__, "scale", torch.tensor(multipliers), bound)
+        else:
+            multipliers, self.shift, self.divisor = _ratio(edge, grid.step)
+            bound = max(multipliers)
+        self.has_multiplier = self.is_loadable or any(m != 1 for m in multipliers)
+        largest = bound << (max(-self.shift, 0) + 2 if self.divisor > 1 else 0)
         product = min(edge.low, -1) * largest, max(edge.high, 1) * largest
-        is_split = max(multipliers) <= SPLIT and self.shift > SPLIT_BITS and self.divisor == 1
+        is_split = bound <= SPLIT and self.shift > SPLIT_BITS and self.divisor == 1
         self.splits = is_split and bit_width(*product) > MAX_BITS
         if not self.splits:
             check_width("Requantize", *product)
         channel_multipliers = torch.tensor(multipliers).view(edge.step.shape)
         self.register_buffer("multiplier", edge.by_channel(channel_multipliers))
         self.register_buffer("threshold", edge.by_channel(_thresholds(edge, grid)))
+        if self.is_loadable:
+            return
         ends = torch.tensor([edge.low, edge.high]).view(2, *[1] * self.multiplier.dim())
         ends = self.forward(ends)
         self.out_low, self.out_high = int(ends.min()), int(ends.max())
@@ -108,14 +126,19 @@ def _ratio(edge: Edge, step: float) -> tuple[list[int], int, int]:
         # Exact: all steps differ by powers of two, so multipliers are shifts.
         least = min(shifts)
         return [1 << shift - least for shift in shifts], more - least, divisor
-    ratios = [Fraction(own) / Fraction(step) / divisor for own in edge.steps]
-    shift = MULTIPLIER_BITS - 1 - _floor_log2(max(ratios))
+    multipliers, shift = _multipliers(edge, Fraction(step) * divisor)
+    return multipliers, shift + more, 1
+
+
+def _multipliers(edge: Edge, step: Fraction, given: int | None = None) -> tuple[list[int], int]:
+    """Returns rounded multipliers m and a shift s: the edge's steps over `step` are m / 2^s."""
+    ratios = [Fraction(own) / step for own in edge.steps]
+    shift = MULTIPLIER_BITS - 1 - _floor_log2(max(ratios)) if given is None else given
     multipliers = [round(ratio * Fraction(2) ** shift) for ratio in ratios]
     # Rounding up can need one bit more than the multiplier has.
-    if max(multipliers) == 1 << MULTIPLIER_BITS:
-        shift -= 1
-        multipliers = [round(ratio * Fraction(2) ** shift) for ratio in ratios]
-    return multipliers, shift + more, 1
+    if given is None and max(multipliers) == 1 << MULTIPLIER_BITS:
+        return _multipliers(edge, step, shift - 1)
+    return multipliers, shift
 
 
 def _floor_log2(x: Fraction) -> int:

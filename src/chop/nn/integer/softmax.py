@@ -40,6 +40,8 @@ class IntegerSoftmax(IntegerOperator):
 
     exponentials: Tensor
 
+    fixed_because = "it follows from the number format"
+
     def __init__(self, read: Edge, size: int, dim: int, options: IntegerOptions) -> None:
         check_index("IntegerSoftmax", read)
         bits = EXPONENTIAL_BITS[options.internal_bits]

@@ -45,6 +45,7 @@ class Table(IntegerOperator):
         out: edge of the entries.
     """
 
+    fixed_because = "it follows from number formats; its input needs one with a fixed scale"
     entries: Tensor
 
     def __init__(self, entries: Tensor, low: int, out: Edge) -> None:

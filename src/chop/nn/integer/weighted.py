@@ -10,7 +10,12 @@ from torch import Tensor, nn
 
 from chop.nn.integer.base import NO_CALL, Call, IntegerOperator, IntegerOptions, check_width
 from chop.nn.integer.edge import Edge, shift_between
-from chop.nn.integer.parameters import IntegerParameter, code_range, integer_parameter
+from chop.nn.integer.parameters import (
+    IntegerParameter,
+    code_range,
+    has_trained_step,
+    integer_parameter,
+)
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.quantized.codes import codes_in_products
 
@@ -56,7 +61,28 @@ class Weighted(NamedTuple):
     ranges: CodeRanges | None = None
 
 
-class WeightedOperator(IntegerOperator):
+class ParameterOperator(IntegerOperator):
+    """Operator with weights and biases, which may be loadable."""
+
+    weight: Tensor
+    bias: Tensor
+    shift: int
+    code_limits: tuple[int, int, int, int] | None = None
+
+    def take_ranges(self, ranges: CodeRanges | None) -> None:
+        """Makes the parameters loadable, within ranges; None for fixed ones."""
+        self.is_loadable = ranges is not None
+        if ranges is not None:
+            weight_low, weight_high, bias_low, bias_high = ranges
+            self.code_limits = weight_low, weight_high, bias_low, bias_high
+
+    @property
+    def ranges(self) -> CodeRanges | None:
+        """Codes that the parameters can have if they are loadable; None if they are fixed."""
+        return None if self.code_limits is None else CodeRanges(*self.code_limits)
+
+
+class WeightedOperator(ParameterOperator):
     """Sum of products of codes and weights: acc = (sum x w) 2^shift + b.
 
     If the ratio of the product's step and the bias's step is a power of two, the accumulator has
@@ -78,23 +104,14 @@ class WeightedOperator(IntegerOperator):
     """
 
     axis: ClassVar[int] = -1
-    weight: Tensor
-    bias: Tensor
-    code_limits: tuple[int, int, int, int] | None = None
+    fixed_because = "weights in blocks with shared exponents are fixed; use a format such as 8.auto"
 
     def __init__(self, whole: Weighted) -> None:
         super().__init__(whole.out)
-        if whole.ranges is not None:
-            weight_low, weight_high, bias_low, bias_high = whole.ranges
-            self.code_limits = weight_low, weight_high, bias_low, bias_high
+        self.take_ranges(whole.ranges)
         self.register_buffer("weight", whole.weight)
         self.register_buffer("bias", whole.out.by_channel(whole.bias))
         self.shift, self.bound = whole.shift, whole.bound
-
-    @property
-    def ranges(self) -> CodeRanges | None:
-        """Codes that the weights can have if they are loadable; None if they are fixed."""
-        return None if self.code_limits is None else CodeRanges(*self.code_limits)
 
     @classmethod
     def from_quantized(
@@ -106,7 +123,7 @@ class WeightedOperator(IntegerOperator):
     ) -> Self:
         """See the base class."""
         assert isinstance(module, QuantizedOperator)
-        operator = cls(weighted(module, inputs[0], cls.axis, cls.arranged, options))
+        operator = cls(weighted(module, inputs[0], cls.axis, cls.arranged, options, call.like))
         operator.take_settings(module)
         return operator
 
@@ -125,6 +142,7 @@ def weighted(
     axis: int,
     arranged: Callable[[nn.Module, IntegerParameter], IntegerParameter],
     options: IntegerOptions,
+    like: nn.Module | None = None,
 ) -> Weighted:
     """Returns the integers of a layer that reads an edge of one step.
 
@@ -134,22 +152,37 @@ def weighted(
         axis: axis of the outputs in its result, from the end.
         arranged: returns its weights with the outputs along the first axis.
         options: whether the bounds are those of any weights.
+        like: operator whose shift is taken, see `Call`.
     """
     weight = arranged(module, integer_parameter(module, "weight"))
+    is_trained = options.is_loadable and has_trained_steps(module)
     if getattr(module, "bias", None) is None:
         aligned = Aligned(weight, torch.zeros(weight.codes.size(0), dtype=torch.int64))
     else:
         bias = integer_parameter(module, "bias")
-        aligned = align_bias(type(module).__name__, read.scalar_step, weight, bias)
+        name, given = type(module).__name__, get_shift(like) if is_trained else None
+        aligned = align_bias(name, read.scalar_step, weight, bias, is_trained, given)
     weight, shift = aligned.weight, aligned.shift
     step = read.scalar_step * weight.step * 2.0**-shift
     low, high = min(read.low, 0), max(read.high, 0)
-    ranges = _ranges(module, aligned) if options.weights == "loadable" else None
+    ranges = parameter_ranges(module, aligned) if options.is_loadable else None
     if ranges is None:
         bound, low, high = _bounds(weight.codes, aligned.bias, shift, low, high)
     else:
         bound, low, high = _bounds_of_any(ranges, weight.codes[0].numel(), shift, low, high)
-    return Weighted(weight.codes, aligned.bias, shift, bound, Edge(step, axis, low, high), ranges)
+    edge = Edge(step, axis, low, high, is_trained=is_trained)
+    return Weighted(weight.codes, aligned.bias, shift, bound, edge, ranges)
+
+
+def has_trained_steps(module: QuantizedOperator) -> bool:
+    """Returns whether the steps of a layer's weights or biases are scales."""
+    given = [name for name in ("weight", "bias") if getattr(module, name, None) is not None]
+    return any(has_trained_step(module, name) for name in given)
+
+
+def get_shift(like: nn.Module | None) -> int | None:
+    """Returns the shift of an operator of a circuit; None without one."""
+    return like.shift if isinstance(like, ParameterOperator) else None
 
 
 class Aligned(NamedTuple):
@@ -170,7 +203,12 @@ class Aligned(NamedTuple):
 
 
 def align_bias(
-    where: str, step: float, weight: IntegerParameter, bias: IntegerParameter
+    where: str,
+    step: float,
+    weight: IntegerParameter,
+    bias: IntegerParameter,
+    is_trained: bool = False,
+    shift: int | None = None,
 ) -> Aligned:
     """Aligns a bias with products, see `WeightedOperator`.
 
@@ -179,12 +217,15 @@ def align_bias(
         step: step of the inputs that the weights multiply.
         weight: see `integer_parameter`.
         bias: see `integer_parameter`.
+        is_trained: steps are scales that other weights change. The bias is rounded then, even if
+            the ratio of the steps is a power of two.
+        shift: shift of a rounded bias; None to choose it.
     """
     finer = None
-    if not weight.step.dim() and not bias.step.dim():
+    if not (is_trained or weight.step.dim() or bias.step.dim()):
         finer = shift_between(step * weight.step.item(), bias.step.item())
     if finer is None:
-        return _bias_in_steps(weight, bias, step)
+        return _bias_in_steps(weight, bias, step, shift)
     zeros = max(-finer, 0)
     return Aligned(weight, _shifted(where, bias.codes, zeros), max(finer, 0), zeros)
 
@@ -195,13 +236,15 @@ def _shifted(where: str, codes: Tensor, zeros: int) -> Tensor:
     return codes << zeros
 
 
-def _bias_in_steps(weight: IntegerParameter, bias: IntegerParameter, step: float) -> Aligned:
+def _bias_in_steps(
+    weight: IntegerParameter, bias: IntegerParameter, step: float, given: int | None
+) -> Aligned:
     """Returns the bias in multiples of the products' steps, and weights coarse enough for it."""
     values, coarsest = bias.values, step * weight.step.max()
     # Coarse products are shifted up until the bias has enough bits, within int32.
     places = torch.log2(coarsest / bias.step.min()).ceil().item() + BIAS_PLACES
     room = torch.log2(LARGEST_BIAS * coarsest / values.abs().max()).floor().item()
-    shift = max(int(min(places, room)), 0)
+    shift = max(int(min(places, room)), 0) if given is None else given
     # The smallest weight step of each channel with which its bias fits int32.
     least = values.abs() / (step * LARGEST_BIAS) * 2.0**shift
     is_dead = weight.codes.reshape(len(values), -1).eq(0).all(1)
@@ -215,7 +258,7 @@ def _bias_in_steps(weight: IntegerParameter, bias: IntegerParameter, step: float
     return Aligned(weight, codes.long(), shift)
 
 
-def _ranges(module: QuantizedOperator, aligned: Aligned) -> CodeRanges | None:
+def parameter_ranges(module: QuantizedOperator, aligned: Aligned) -> CodeRanges | None:
     """Returns the codes of any weights and biases; None for blocks with shared exponents."""
     weights = code_range(module, "weight")
     if getattr(module, "bias", None) is None:

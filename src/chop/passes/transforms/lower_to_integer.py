@@ -46,6 +46,8 @@ class LowerToIntegerConfig:
             (tokens, 1) and `start`, which is 1 for the first token of a sequence, otherwise 0.
         weights: "fixed", or "loadable" for a circuit whose weights are written at run time. Sums
             are then as wide as any weights of the formats need.
+        circuit: integer graph of a circuit with loadable weights, which gets those of this graph.
+            Steps and shifts inside stay those of the circuit.
     """
 
     batches: Batches
@@ -55,6 +57,7 @@ class LowerToIntegerConfig:
     internal_bits: Literal["small", "exact"] = "small"
     decode: bool = False
     weights: Literal["fixed", "loadable"] = "fixed"
+    circuit: MaseGraph | None = None
 
 
 @graph_pass(
@@ -114,7 +117,8 @@ def lower_to_integer_transform_pass(mg: MaseGraph, config: LowerToIntegerConfig)
     if config.missing != ERROR:
         _quantize_missing(quantized, _format(config.missing), inputs)
     example = inputs[0] if config.example is None else _on_cpu(config.example)
-    options = IntegerOptions(config.internal_bits, config.weights)
+    operators = {} if config.circuit is None else dict(config.circuit.model.named_modules())
+    options = IntegerOptions(config.internal_bits, config.weights, operators)
     if config.decode:
         lowered = _lower_step(quantized, example, observed, options)
         tokens = [read_inputs(lowered.mg, batch) for batch in inputs]
