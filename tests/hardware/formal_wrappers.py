@@ -19,8 +19,6 @@ module formal_wrapper (input logic clk_i, input logic rst_ni,
   input logic [1:0] data_in_0_i, input logic data_in_0_valid_i, output logic data_in_0_ready_o,
   output logic [1:0] data_out_0_o, output logic data_out_0_valid_o, input logic data_out_0_ready_i);
 """
-TOKEN = """,
-  input logic data_in_1_i, input logic data_in_1_valid_i, output logic data_in_1_ready_o);"""
 CREDITS = f"""{HEAD}
   logic [5:0] data_q;
   logic [2:0] valid_q;
@@ -54,15 +52,22 @@ endmodule
 """
 
 # A cache that is read at any position would send words that have never been written.
-CACHE = f"""{HEAD.replace(");", TOKEN)}
+CACHE = """
+module formal_wrapper (input logic clk_i, input logic rst_ni,
+  input logic data_in_0_i, input logic data_in_0_valid_i, output logic data_in_0_ready_o,
+  input logic data_in_1_i, input logic data_in_1_valid_i, output logic data_in_1_ready_o,
+  input logic data_in_2_i, input logic data_in_2_valid_i, output logic data_in_2_ready_o,
+  output logic [2:0] data_out_0_o, output logic data_out_0_valid_o, input logic data_out_0_ready_i);
   logic position, is_read, is_ready;
   chop_position #(.LENGTH(2), .IN_W(1), .OUT_W(1)) u_position (.clk_i, .rst_ni,
     .data_in_0_i(data_in_1_i), .data_in_0_valid_i(data_in_1_valid_i),
     .data_in_0_ready_o(data_in_1_ready_o), .data_out_0_o(position),
     .data_out_0_valid_o(is_read), .data_out_0_ready_i(is_ready));
-  chop_cache #(.W(2), .BEATS(2), .LENGTH(2), .IN_W(1)) u_cache (.clk_i, .rst_ni, .data_in_0_i,
-    .data_in_0_valid_i, .data_in_0_ready_o, .data_in_1_i(position), .data_in_1_valid_i(is_read),
-    .data_in_1_ready_o(is_ready), .data_out_0_o, .data_out_0_valid_o, .data_out_0_ready_i);
+  chop_cached_matmul #(.LENGTH(2), .FEATURES(2), .IN_0_W(1), .IN_1_W(1), .IN_2_W(1), .OUT_W(3))
+    u_cache (.clk_i, .rst_ni, .data_in_0_i(data_in_0_i), .data_in_0_valid_i, .data_in_0_ready_o,
+    .data_in_1_i(data_in_2_i), .data_in_1_valid_i(data_in_2_valid_i),
+    .data_in_1_ready_o(data_in_2_ready_o), .data_in_2_i(position), .data_in_2_valid_i(is_read),
+    .data_in_2_ready_o(is_ready), .data_out_0_o, .data_out_0_valid_o, .data_out_0_ready_i);
 endmodule
 """
 LOAD = f"""{HEAD}

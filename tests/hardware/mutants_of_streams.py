@@ -10,7 +10,7 @@ from chop.hardware.plans.reorder import ZERO, reorder_plan
 from chop.nn import integer as i
 from chop.nn.integer import Call, Edge, Grid, IntegerOptions
 from tests.hardware.bench import Driven, check, check_module, drawn
-from tests.hardware.design.test_cache import cache_inputs, flags
+from tests.hardware.design.test_cache import cached, flags
 from tests.hardware.design.test_conv import convolution
 from tests.hardware.design.test_linear import EDGE
 from tests.hardware.design.test_order import run as run_order
@@ -123,14 +123,27 @@ PRELU = check_of_one(
     i.IntegerPReLU.from_quantized(SLOPES, [EDGE], IntegerOptions(), Call([(1, 12)]))
 )
 THRESHOLDS = check_of_one(i.IntegerThresholds(EDGE, CHANNELS, i.Grid(3.0, -4, 3)))
-CACHE = check_of_tokens(i.IntegerCache(EDGE, 5), *cache_inputs(EDGE, 5))
+KEYS, VALUES = (
+    check_of_tokens(operator, *inputs)
+    for operator, inputs in (cached(EDGE, EDGE, 5, 2, 2, 4, is_key) for is_key in (True, False))
+)
 POSITION = check_of_tokens(i.IntegerPosition(5), flags())
 MUTANTS = {
-    "wrong_beat_stored": ("chop_cache", "sends && is_own) mem", "sends && is_row_end) mem", CACHE),
-    "rows_of_another_sequence": ("chop_cache", "is_stored_q ? stored : '0", "stored", CACHE),
-    "own_row_late": ("chop_cache", "is_own_q ? passed_q", "is_own ? passed_q", CACHE),
-    "cache_overrun": ("chop_cache", "sends      = can_send &&", "sends      =", CACHE),
-    "position_of_another_token": ("chop_cache", "sends && is_last;", "sends && is_row_end;", CACHE),
+    "row_at_the_start": ("chop_cached_matmul", "'0 && beat_q == '0)", "'0)", KEYS),
+    "rows_of_another_sequence": (
+        "chop_cached_matmul",
+        "visible_q[1] ? word_q : '0",
+        "word_q",
+        VALUES,
+    ),
+    "row_hidden_early": ("chop_cached_matmul", "(inner_q) <= pos", "(inner_q) < pos", VALUES),
+    "row_stored_too_early": ("chop_cached_matmul", "!reads_q && data_in_2", "data_in_2", KEYS),
+    "position_of_another_token": (
+        "chop_cached_matmul",
+        "data_in_2_ready_o = is_stored",
+        "data_in_2_ready_o = is_written",
+        KEYS,
+    ),
     "flag_ignored": ("chop_position", "(data_in_0_i == '0) ? next_q : '0", "next_q", POSITION),
     "no_wrap": ("chop_position", "(position == OUT_W'(LENGTH - 1)) ? '0 :", "", POSITION),
     "shift_early": ("chop_affine", "OUT_W'(shift_2_q)", "OUT_W'(shift_1_q)", AFFINE),

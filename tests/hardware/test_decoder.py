@@ -50,7 +50,7 @@ def test_a_decoder_token_by_token_equals_the_integer_graph(made, fold, tmp_path)
     mg, batch = made()
     step, _ = decoded(mg, batch, internal_bits="small")
     design, outputs, interval, latency = check_graph(step, tokens(batch), fold, tmp_path)
-    assert [part.module for part in design.netlist.instances].count("chop_cache") == 2
+    assert [part.module for part in design.netlist.instances].count("chop_cached_matmul") == 2
     assert outputs.shape == (18, 1, 11)
     assert abs(interval - design.interval) <= 0.03 * design.interval
     assert latency <= design.connections.schedule.latency(design.netlist)

@@ -8,7 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from chop import MaseGraph, passes
 from chop.errors import ConfigError
-from chop.nn.integer import IntegerCache
+from chop.nn.integer import IntegerCachedMatmul
 
 WORDS, LENGTH, ROWS = 11, 6, 3
 INTEGER = {"name": "integer", "width": 8, "frac_width": 5}
@@ -95,9 +95,12 @@ def test_a_token_has_the_result_of_its_prefix(made):
         assert torch.equal(found[:, end - 1], logits(mg.model(**prefix))[:, -1])
     assert sum(row["different"] for row in info["operators"]) == 0
     # With grouped queries, caches have the two key-value heads, which four queries share.
-    caches = [node for node in step.nodes if isinstance(step.get_module(node), IntegerCache)]
-    shapes = [node.meta["mase"].common.results["data_out_0"].shape for node in caches]
-    assert shapes == [(ROWS * LENGTH, 2, LENGTH, 4)] * 2
+    rows = [
+        node.args[1].meta["mase"].common.results["data_out_0"].shape
+        for node in step.nodes
+        if isinstance(step.get_module(node), IntegerCachedMatmul)
+    ]
+    assert rows == [(ROWS * LENGTH, 2, 1, 4)] * 2
     assert {str(node.target) for node in step.nodes if node.op == "placeholder"} == {*tokens(batch)}
 
 

@@ -11,8 +11,14 @@ from torch import Tensor, fx
 from chop.errors import ConfigError
 from chop.integer.grids import AnyGrid, grid_text, requantizer
 from chop.integer.lowering import GraphLowering
-from chop.integer.steps import Codes, Step
-from chop.nn.integer import BlockGrid, IntegerMatmul, IntegerScale, IntegerSoftmax
+from chop.integer.steps import Attended, Codes, Step
+from chop.nn.integer import (
+    BlockGrid,
+    IntegerCachedMatmul,
+    IntegerMatmul,
+    IntegerScale,
+    IntegerSoftmax,
+)
 from chop.nn.quantized import QuantizedOperator, QuantScaledDotProductAttention
 
 SETTINGS = ("dropout_p", "is_causal", "scale", "enable_gqa")
@@ -58,19 +64,21 @@ def _required(lowering: GraphLowering, operator: QuantizedOperator, operand: str
     return grid
 
 
-def _repeated(lowering: GraphLowering, node: fx.Node, codes: Codes, groups: int) -> fx.Node:
-    if groups == 1:
-        return codes.node
-    return lowering.builder.call_method(node, "repeat_interleave", codes.node, groups, -3)
-
-
-def _transposed(
-    lowering: GraphLowering, node: fx.Node, key: fx.Node, grid: AnyGrid, groups: int
+def _product(
+    lowering: GraphLowering, node: fx.Node, a: Codes, rows: Attended, terms: int, is_key: bool
 ) -> Codes:
-    """Returns the transposed keys, the second factor of the product."""
-    keys = lowering.cached(node, key, grid, "_keys")
-    repeated = _repeated(lowering, node, keys, groups)
-    return Codes(lowering.builder.call_method(node, "transpose", repeated, -2, -1), keys.edge)
+    """Returns the product with transposed keys, or with values, of `terms` products for a sum."""
+    suffix, builder, b = "_product" if is_key else "_context", lowering.builder, rows.inputs[0]
+    if rows.length:
+        cached = IntegerCachedMatmul(a.proven, b.proven, terms, rows.length, rows.groups, is_key)
+        return lowering.call(node, cached, (a, *rows.inputs), suffix)
+    factor = b.node
+    if rows.groups > 1:
+        factor = builder.call_method(node, "repeat_interleave", factor, rows.groups, -3)
+    if is_key:
+        factor = builder.call_method(node, "transpose", factor, -2, -1)
+    operator = IntegerMatmul(a.proven, b.proven, terms)
+    return lowering.call(node, operator, (a, Codes(factor, b.edge)), suffix)
 
 
 def _scores(
@@ -87,25 +95,24 @@ def _scores(
     grid, size = _required(lowering, module.product, "data_in"), lowering.folded.shape(query)[-1]
     factor = 1 / math.sqrt(size) if scale is None else scale
     q = lowering.coded(query, grid)
-    k = _transposed(lowering, node, key, grid, groups)
-    product = IntegerMatmul(q.proven, k.proven, size)
-    codes = lowering.call(node, product, (q, k), "_product")
+    keys = lowering.attended(key, grid, groups)
+    codes = _product(lowering, node, q, keys, size, True)
     scaled = IntegerScale(codes.proven, factor)
     if scaled.factor == 1:
         codes = Codes(codes.node, scaled.out)
     else:
         codes = lowering.call(node, scaled, (codes,), "_scaled")
 
-    def reference(queries: Tensor, keys: Tensor, mask: Tensor | None = None) -> Tensor:
-        products: Tensor = module.product(queries, keys.transpose(-2, -1))
+    def reference(queries: Tensor, *values: Tensor) -> Tensor:
+        products: Tensor = module.product(queries, keys.rows(*values[: len(keys.inputs)]))
         scores = products * factor
-        return scores if mask is None else scores.masked_fill(~mask, 0)
+        return scores.masked_fill(~values[-1], 0) if mask else scores
 
     scores = _required(lowering, module.softmax, "data_in")
     # Shared exponents depend only on visible scores. Without them each score is rounded by itself.
     follows = isinstance(scores, BlockGrid) and scores.lowest < scores.highest
     mask = (Codes(visible_keys, None),) if visible_keys is not None and follows else ()
-    inputs = (q, k, *mask)
+    inputs = (q, *keys.inputs, *mask)
     step = Step(f"{node.name}.product", "matmul", inputs, codes, reference, lowering.dtype(node))
     return _rounded(lowering, node, step, scores, mask)
 
@@ -144,20 +151,14 @@ def _context(
     groups: int,
     keys: int,
 ) -> Codes:
-    v = lowering.cached(node, value, _required(lowering, module.context, "data_in"), "_kept_values")
-    operator = IntegerMatmul(weights.proven, v.proven, keys)
-    repeated = Codes(_repeated(lowering, node, v, groups), None)
-    codes = lowering.call(node, operator, (weights, repeated), "_context")
+    rows = lowering.attended(value, _required(lowering, module.context, "data_in"), groups)
+    codes, name = _product(lowering, node, weights, rows, keys, False), f"{node.name}.context"
 
-    def reference(weights: Tensor, values: Tensor) -> Any:
-        return module.context(weights, values.repeat_interleave(groups, -3))
+    def reference(weights: Tensor, *values: Tensor) -> Any:
+        return module.context(weights, rows.rows(*values))
 
-    return lowering.note(
-        node,
-        Step(
-            f"{node.name}.context", "matmul", (weights, v), codes, reference, lowering.dtype(node)
-        ),
-    )
+    inputs = (weights, *rows.inputs)
+    return lowering.note(node, Step(name, "matmul", inputs, codes, reference, lowering.dtype(node)))
 
 
 def _rounded(

@@ -21,14 +21,13 @@ from chop.integer.folding import Folded
 from chop.integer.grids import AnyGrid, Grids
 from chop.integer.lowering import GraphLowering, LowerAttention
 from chop.integer.masks import proven_mask
-from chop.integer.steps import Codes
+from chop.integer.steps import Attended, Codes
 from chop.ir.annotate import tensors_in
 from chop.ir.graph import MaseGraph
 from chop.ir.metadata import MaseMetadata
 from chop.ir.propagate import GraphRunner
 from chop.nn.integer import (
     BlockGrid,
-    IntegerCache,
     IntegerEmbedding,
     IntegerOptions,
     IntegerPosition,
@@ -141,10 +140,10 @@ class StepLowering(GraphLowering):
             self._mask = self.builder.call_module(like, operator, (keys,), "_kept")
         return self._mask
 
-    def cached(self, node: fx.Node, source: fx.Node, grid: AnyGrid, suffix: str) -> Codes:
-        """Returns the keys or values of an attention up to the position, from a cache.
+    def attended(self, source: fx.Node, grid: AnyGrid, groups: int) -> Attended:
+        """Returns the keys or values of a token, and the positions of tokens, for a cache.
 
-        Heads that the model repeats are repeated behind the cache.
+        Heads that the model repeats are in the cache once.
 
         Raises:
             ConfigError: if they are not those of the tokens that the graph reads.
@@ -156,13 +155,10 @@ class StepLowering(GraphLowering):
                 f"{whole}"
             )
         origin = _before_copies(self, source)
-        groups = whole[-3] // self.folded.shape(origin)[-3]
-        rows = self.coded(origin, grid)
-        codes = self.call(node, IntegerCache(rows.proven, length), (rows, self._position), suffix)
-        if groups == 1:
-            return codes
-        copies = self.builder.call_method(node, "repeat_interleave", codes.node, groups, -3)
-        return Codes(copies, codes.edge)
+        groups *= whole[-3] // self.folded.shape(origin)[-3]
+        # The reference reads positions as plain integers.
+        inputs = self.coded(origin, grid), Codes(self._position.node, None)
+        return Attended(inputs, groups, length)
 
     def constant(self, node: fx.Node, grid: AnyGrid, suffix: str) -> Codes:
         """Returns a constant, or its row at the position if it depends on the number of tokens.

@@ -31,7 +31,7 @@ from chop.integer.calls import (
 from chop.integer.folding import Folded
 from chop.integer.grids import AnyGrid, Grids, grid_text, holds, requantizer
 from chop.integer.masks import proven_mask
-from chop.integer.steps import Codes, Step
+from chop.integer.steps import Attended, Codes, Step
 from chop.integer.suggestions import ROUNDED_AHEAD, explain_missing_format
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import Kind
@@ -164,16 +164,15 @@ class GraphLowering:
             self._coded[node, grid] = self._code(node, grid)
         return self._coded[node, grid]
 
-    def cached(self, node: fx.Node, source: fx.Node, grid: AnyGrid, suffix: str) -> Codes:
-        """Returns all keys or values of an attention.
+    def attended(self, source: fx.Node, grid: AnyGrid, groups: int) -> Attended:
+        """Returns the keys or values of an attention.
 
         Args:
-            node: the attention.
-            source: its keys or values.
+            source: keys or values.
             grid: grid of the reader.
-            suffix: suffix of the cache's name, if a subclass adds one.
+            groups: heads of queries for each of their heads.
         """
-        return self.coded(source, grid)
+        return Attended((self.coded(source, grid),), groups)
 
     def constant(self, node: fx.Node, grid: AnyGrid, suffix: str) -> Codes:
         """Returns a value that does not depend on inputs in the codes of a reader's grid."""

@@ -10,6 +10,7 @@ from torch import Tensor, fx
 
 from chop.integer.grids import AnyGrid
 from chop.nn.integer import Edge
+from chop.nn.integer.cache import cached_rows
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,27 @@ class Codes:
         """Meaning of the codes, which must not be plain integers."""
         assert self.edge is not None
         return self.edge
+
+
+@dataclass(frozen=True)
+class Attended:
+    """Keys or values of an attention.
+
+    Attributes:
+        inputs: their codes (batch, heads, tokens, features); in a step of a decoder, those of its
+            token, and the positions of tokens.
+        groups: heads of queries for each of their heads.
+        length: number of positions of a cache; 0 without one.
+    """
+
+    inputs: tuple[Codes, ...]
+    groups: int
+    length: int = 0
+
+    def rows(self, *values: Tensor) -> Tensor:
+        """Returns the rows of each head of queries from values of the inputs."""
+        rows = cached_rows(*values, self.length) if self.length else values[0]
+        return rows.repeat_interleave(self.groups, -3)
 
 
 @dataclass(eq=False)

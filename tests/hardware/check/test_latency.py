@@ -156,9 +156,18 @@ class Windows(nn.Sequential):
         super().__init__(conv, nn.ReLU(), pool, nn.Flatten(), nn.Linear(36, 5))
 
 
+class FastWindows(nn.Sequential):
+    """Windows of rows of pixels, which arrive faster than their products are computed."""
+
+    def __init__(self):
+        narrow = nn.Conv2d(2, 3, (1, 5), (1, 2), (0, 1))
+        super().__init__(narrow, nn.Conv2d(3, 3, 3, padding=(0, 1), dilation=(2, 1)))
+
+
 @pytest.mark.parametrize(
     ("model", "shape", "fold"),
     [
+        (FastWindows, (2, 5, 4), 20),
         (FirstToken, (9, 6), 12),
         (FirstToken, (9, 6), 60),
         (FirstToken, (9, 6), 1000),

@@ -4,14 +4,13 @@ import pytest
 import torch
 
 from chop.errors import ConfigError
-from chop.nn.integer import Edge, IntegerCache, IntegerPosition
+from chop.nn.integer import Edge, IntegerCachedMatmul, IntegerPosition
+from chop.nn.integer.cache import cached_rows
 from tests.hardware.bench import PROFILES, Driven, check, drawn, needs_tools
 
 FLAGS = Edge.of(1.0, 0, 1)
 BYTES = Edge.of(0.25, -128, 127)
 STARTS = torch.tensor([1, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 1, 0])[:, None]
-HEAD_BY_HEAD = torch.tensor([[[0, 1, 2]], [[3, 4, 5]]])
-FEATURES_REVERSED = torch.tensor([[[3, 2, 1, 0]]])
 
 
 def positions(length):
@@ -23,10 +22,14 @@ def flags():
     return Driven(drawn(FLAGS, 1).stream, STARTS)
 
 
-def cache_inputs(edge, length, places=HEAD_BY_HEAD):
-    """Rows of tokens, and the positions of these tokens."""
-    rows = drawn(edge, *places.shape, samples=len(STARTS), positions=places)
-    return [rows, Driven(drawn(Edge.of(1.0, 0, length - 1), 1).stream, positions(length))]
+def cached(rows, a, length, heads, groups, features, is_transposed):
+    """A product with a cache, and its inputs for a token each."""
+    terms = features if is_transposed else length
+    operator = IntegerCachedMatmul(a, rows, terms, length, groups, is_transposed)
+    place = Driven(drawn(Edge.of(1.0, 0, length - 1), 1).stream, positions(length))
+    count = len(STARTS)
+    first = drawn(a, heads * groups, 1, terms, samples=count)
+    return operator, [first, drawn(rows, heads, 1, features, samples=count, seed=1), place]
 
 
 def test_positions_restart_at_flags_and_after_the_last_one():
@@ -35,14 +38,19 @@ def test_positions_restart_at_flags_and_after_the_last_one():
     assert IntegerPosition(3)(unmarked).flatten().tolist() == [0, 1, 2, 0]
 
 
-def test_a_cache_has_the_rows_of_its_sequence_and_zeros():
+@pytest.mark.parametrize("is_transposed", [True, False])
+def test_a_product_reads_the_rows_of_its_sequence_and_zeros(is_transposed):
     length, written = 5, []
-    rows = drawn(BYTES, 2, 1, 3, samples=len(STARTS)).codes
-    result = IntegerCache(BYTES, length)(rows, positions(length))
-    for row, position, cached in zip(rows, positions(length), result, strict=True):
-        written = [*written[: int(position)], row[:, 0]]
-        empty = [torch.zeros(2, 3, dtype=torch.int64)] * (length - len(written))
-        assert torch.equal(cached, torch.stack([*written, *empty], 1))
+    operator, inputs = cached(BYTES, BYTES, length, 2, 3, 4, is_transposed)
+    a, rows, places = (each.codes for each in inputs)
+    for token, (row, place) in enumerate(zip(rows, places, strict=True)):
+        written = [*written[: int(place)], row[:, 0]]
+        cache = torch.zeros(2, length, 4, dtype=torch.int64)
+        cache[:, : len(written)] = torch.stack(written, 1)
+        for head in range(6):
+            read = cache[head // 3].T if is_transposed else cache[head // 3]
+            expected = a[token, head].double() @ read.double()
+            assert torch.equal(operator(a, rows, places)[token, head].double(), expected)
 
 
 @needs_tools
@@ -54,24 +62,29 @@ def test_position_counter(length):
 
 @needs_tools
 @pytest.mark.parametrize(
-    ("length", "places", "edge", "fold", "profiles"),
+    ("length", "heads", "groups", "features", "is_transposed", "rows", "fold", "profiles"),
     [
-        (5, HEAD_BY_HEAD, BYTES, 1, PROFILES),
-        (5, HEAD_BY_HEAD, BYTES, 30, PROFILES),
-        (8, FEATURES_REVERSED, Edge.of(1.0, 0, 9), 16, ("none", "bursts")),
-        (1, HEAD_BY_HEAD, BYTES, 3, ("none", "uniform")),
-        (4, torch.zeros(1, 1, 1, dtype=torch.int64), BYTES, 1, ("none", "uniform")),
+        (5, 2, 3, 4, True, BYTES, 1, PROFILES),
+        (5, 2, 3, 4, False, BYTES, 130, PROFILES),
+        (5, 2, 3, 4, True, BYTES, 200, ("none", "bursts")),
+        (5, 3, 1, 4, False, Edge.of(1.0, 1, 9), 1, ("none", "bursts")),
+        (8, 1, 2, 6, True, Edge.of(1.0, 0, 9), 60, ("none", "uniform")),
+        (1, 2, 1, 3, True, BYTES, 1, ("none", "uniform")),
+        (1, 2, 1, 3, False, BYTES, 9, ("none", "uniform")),
+        (4, 1, 1, 1, True, BYTES, 1, ("none", "uniform")),
+        (4, 1, 1, 1, False, BYTES, 1, ("none", "uniform")),
     ],
 )
-@pytest.mark.sampled(1)
-def test_cache(length, places, edge, fold, profiles):
-    inputs = cache_inputs(edge, length, places)
-    plan = check(IntegerCache(edge, length), *inputs, fold=fold, profiles=profiles)
-    assert plan.resources.memory_bits == length * places.numel() * edge.bits
-    assert plan.cycles <= max(fold, length)
+@pytest.mark.sampled(2)
+def test_product_with_a_cache(length, heads, groups, features, is_transposed, rows, fold, profiles):
+    case = cached(rows, Edge.of(1.0, -3, 5), length, heads, groups, features, is_transposed)
+    plan = check(case[0], *case[1], fold=fold, profiles=profiles)
+    lanes = plan.lanes[1]
+    assert plan.cycles == heads * features // lanes * (1 + groups * length)
+    assert plan.cycles <= fold or lanes == features
 
 
 def test_a_cache_that_fills_no_memory_is_refused():
     rows = torch.zeros(4000, 1, 64, dtype=torch.int64)
     with pytest.raises(ConfigError, match="caches of 100,000 tokens for 4,000 .* 191 GiB at once"):
-        IntegerCache(BYTES, 100_000)(rows, torch.zeros(4000, 1, dtype=torch.int64))
+        cached_rows(rows, torch.zeros(4000, 1, dtype=torch.int64), 100_000)

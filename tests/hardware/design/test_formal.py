@@ -111,6 +111,20 @@ BUFFERS = {
         BEATS_0=2,
         BEATS_1=1,
     ),
+    "concat_of_a_constant": proof(
+        "chop_concat",
+        [(2, 6), (2, 3)],
+        [(2, 9)],
+        (14, 28),
+        [(0, 0), (0, 1), (1, 0), (0, 2), (0, 3), (1, 1), (0, 4), (0, 5), (1, 2)],
+        LANES=1,
+        IN_0_W=2,
+        IN_1_W=2,
+        OUT_W=2,
+        BEATS_0=2,
+        BEATS_1=1,
+        WAITS=1,
+    ),
     "select": proof(
         "chop_select",
         [(2, 10)],
@@ -212,7 +226,9 @@ OPERATORS = {
         OUT_W=2,
     ),
     "position": proof("chop_position", [(1, 6)], [(2, 6)], (12, 20), LENGTH=3, IN_W=1, OUT_W=2),
-    "cache": replace(proof("chop_cache", [(2, 4), (1, 2)], [(2, 8)], (8, 24)), wrapper=CACHE),
+    "cached_matmul": replace(
+        proof("chop_cached_matmul", [(1, 4), (1, 2), (1, 4)], [(3, 4)], (8, 36)), wrapper=CACHE
+    ),
     "affine": proof(
         "chop_affine",
         [(2, 6)],

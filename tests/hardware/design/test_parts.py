@@ -7,6 +7,7 @@ from torch import nn
 from chop import MaseGraph, passes
 from chop.errors import ConfigError
 from chop.hardware.design.emit import emit
+from chop.nn.integer import Constant, Decode, Encode, Grid
 from tests.hardware.bench import check_graph, needs_tools
 
 pytestmark = needs_tools
@@ -60,7 +61,29 @@ CASES = {
         3,
         lambda m, x, y: m.last(x.view(-1, 2, 3).repeat_interleave(2, dim=1)),
     ),
+    "class_token": (6, lambda m, x, y: m.last(token_first(m, x, m.row)[:, 0])),
+    "class_token_of_a_layer": (
+        6,
+        lambda m, x, y: m.last(token_first(m, x, m.last(m.row).repeat(1, 2)[:, :6])[:, 0]),
+    ),
+    "two_class_tokens": (
+        6,
+        lambda m, x, y: m.last(token_first(m, token_first(m, x, m.row), 0.5 * m.row)[:, :2]),
+    ),
+    "constant_features": (
+        3,
+        lambda m, x, y: m.last(
+            torch.cat((m.row[:, :3].expand(x.size(0), 2, 3), x.view(-1, 2, 3)), -1)[..., :3]
+        ),
+    ),
+    "class_token_and_others": (6, lambda m, x, y: m.last(token_first(m, x, m.row))),
 }
+
+
+def token_first(model, tokens, row):
+    """The tokens behind one that is the same for all samples."""
+    tokens = tokens if tokens.dim() == 3 else tokens[:, None]
+    return torch.cat((row.expand(tokens.size(0), 1, -1), tokens), 1)
 
 
 def integers(name):
@@ -106,3 +129,32 @@ def test_samples_are_not_joined_or_parted(between, reason, monkeypatch):
     monkeypatch.setitem(CASES, "samples", (6, between))
     with pytest.raises(ConfigError, match=reason):
         emit(integers("samples")[1], fold=24)
+
+
+class WithConstant(nn.Module):
+    """Codes of the input, and codes that do not depend on it.
+
+    Args:
+        is_moved: the constant is that of two joined ones.
+    """
+
+    def __init__(self, is_moved):
+        super().__init__()
+        grid, self.is_moved = Grid(0.5, -8, 7), is_moved
+        self.encode, self.constant = Encode(grid), Constant(torch.arange(6).view(1, 6), 0.5)
+        self.decode, self.decode_constant = Decode(grid.edge), Decode(self.constant.out)
+
+    def forward(self, input):
+        codes = self.constant()
+        codes = torch.cat((codes, codes), 1) if self.is_moved else codes
+        return self.decode(self.encode(input)), self.decode_constant(codes)
+
+
+@pytest.mark.parametrize("is_moved", [True, False])
+def test_a_result_that_depends_on_no_input_is_refused(is_moved):
+    batch = {"input": torch.randn(1, 6)}
+    leaves = {"modules": {kind: {} for kind in (Constant, Decode, Encode)}}
+    mg = MaseGraph(WithConstant(is_moved).eval(), custom_ops=leaves, dummy_in=batch)
+    mg, _ = passes.add_common_metadata_analysis_pass(mg)
+    with pytest.raises(ConfigError, match="'(cat|constant)' is the same for all inputs"):
+        emit(mg, fold=6)

@@ -8,7 +8,7 @@ from chop.nn.integer import Call, Edge, IntegerLayerNorm, IntegerMatmul, Integer
 from chop.testing.components import RESET_CYCLES
 from tests.hardware.bench import Case, drawn, needs_tools
 from tests.hardware.design.test_block_linear import block_layer
-from tests.hardware.design.test_cache import cache_inputs, flags
+from tests.hardware.design.test_cache import cached, flags
 from tests.hardware.design.test_conv import convolution
 from tests.hardware.design.test_linear import EDGE, layer
 from tests.hardware.design.test_lookup import table
@@ -62,7 +62,8 @@ CASES = {
     "layer_norm_fast": (norm(IntegerLayerNorm, BYTES, (12,)), [drawn(BYTES, 4, 12)], 1),
     "sum": (i.IntegerSum(BYTES, (4, 6), (-1,), False), [drawn(BYTES, 4, 6)], 1),
     "embedding": (table(11, 6), [drawn(Edge.of(1.0, 0, 10), 4)], 1),
-    "cache": (i.IntegerCache(BYTES, 5), cache_inputs(BYTES, 5), 1),
+    "keys": (*cached(BYTES, BYTES, 3, 1, 2, 4, True), 12),
+    "values": (*cached(BYTES, BYTES, 3, 1, 2, 4, False), 12),
     "position": (i.IntegerPosition(5), [flags()], 1),
     "add": (i.IntegerAdd(BYTES, EDGE), [drawn(BYTES, 3, 4), drawn(EDGE, 3, 4, seed=1)], 1),
 }

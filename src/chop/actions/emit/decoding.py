@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from chop.hardware.design.design import Design
-from chop.nn.integer import IntegerCache
+from chop.nn.integer import IntegerCachedMatmul
 from chop.report.report import Block, Heading, Note
 
 
 def decoder_memory(design: Design) -> dict[str, int]:
     """Returns the tokens that the caches have room for, and their bits; {} without caches."""
-    caches = [
-        (part.site.operator.length, part.plan.resources.memory_bits)
-        for part in design.netlist.instances
-        if part.site is not None and isinstance(part.site.operator, IntegerCache)
-    ]
+    caches = []
+    for part in design.netlist.instances:
+        if part.site is not None and isinstance(part.site.operator, IntegerCachedMatmul):
+            length, rows = part.site.operator.length, part.site.inputs[1]
+            caches.append((length, length * rows.size * rows.width))
     if not caches:
         return {}
     lengths, bits = zip(*caches, strict=True)

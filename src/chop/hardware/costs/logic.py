@@ -375,12 +375,23 @@ def _embedding(p: Parameters) -> Logic:
     return own.plus(credits_logic(word, 4))
 
 
-def _cache(p: Parameters) -> Logic:
-    """Estimates the memory, its address, the row that passes, and the choice between both."""
-    words, width = p["LENGTH"] * p["BEATS"], p["W"]
-    counts = count_bits(words) + count_bits(p["BEATS"]) + p["IN_W"]
-    own = Logic(counts + p["IN_W"], 3 * width + counts + 4, (Ram(words, width),), width)
-    return credits_logic(width, 2).plus(own)
+def _cached_matmul(p: Parameters) -> Logic:
+    """Estimates `_matmul` with one memory, and the rows of other sequences that it hides."""
+    folds, outputs = p["FEATURES"] // p["LANES"], 1 if p["TRANSPOSED"] else p["LANES"]
+    inputs = p["LANES"] if p["TRANSPOSED"] else 1
+    beats, groups = (folds, p["LENGTH"]) if p["TRANSPOSED"] else (p["LENGTH"], folds)
+    widths = p["IN_0_W"], p["IN_1_W"], p["OUT_W"]
+    vector = _matvec(inputs, outputs, beats, groups, widths, p["SOFT"])
+    words, bits = p["LENGTH"] * p["HEADS"] * folds, p["LANES"] * p["IN_1_W"]
+    address, latency = count_bits(words), beats + 3 + max(p["SOFT"], 1) + (inputs - 1).bit_length()
+    counts = [count_bits(n) for n in (beats, groups, p["HEADS"] * folds, p["GROUPS"])]
+    own = Logic(
+        4 * address + sum(counts) + 2 * len(counts) + bits + p["IN_2_W"] + 8,
+        3 * address + sum(counts) + p["IN_2_W"] + 3,
+        (Ram(words, bits),),
+        factors=bits,
+    )
+    return vector.plus(own).plus(credits_logic(outputs * p["OUT_W"], latency, beats))
 
 
 def _position(p: Parameters) -> Logic:
@@ -425,7 +436,7 @@ FORMULAS: Mapping[str, Callable[[Parameters], Logic]] = {
     "chop_affine": _affine,
     "chop_avg_pool": _avg_pool,
     "chop_block_linear": _block_linear,
-    "chop_cache": _cache,
+    "chop_cached_matmul": _cached_matmul,
     "chop_concat": _concat,
     "chop_constant": _stored_constant,
     "chop_copies": _copies,

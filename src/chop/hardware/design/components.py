@@ -66,7 +66,12 @@ _ROWS = (
         kind=Kind.POOLING,
     ),
     Component(integer.IntegerBatchNorm, "chop_affine", elementwise.plan_affine, kind=Kind.NORM),
-    Component(integer.IntegerCache, "chop_cache", cache.plan_cache),
+    Component(
+        integer.IntegerCachedMatmul,
+        "chop_cached_matmul",
+        cache.plan_cached_matmul,
+        kind=Kind.PRODUCT,
+    ),
     Component(
         integer.IntegerConv1d, "chop_conv", convolution.plan_conv, spatial=1, kind=Kind.PRODUCT
     ),

@@ -215,7 +215,13 @@ class _Builder:
         (source,) = node.all_input_nodes
         # A node that is decoded twice needs a single port.
         if all(port.node != source.name for port in self.outputs):
-            wire = self._wire(source, node)
+            wire = self.values[source]
+            if isinstance(wire, Fixed) or self._is_constant(wire):
+                raise ConfigError(
+                    f"the output '{source.name}' is the same for all inputs, and a circuit sends a "
+                    "result for each sample; add it in the program that reads the circuit, and "
+                    "return only the other results"
+                )
             self.outputs.append(Boundary(self.names[source.name], source.name, wire))
 
     def _operate(self, node: fx.Node, operator: nn.Module, row: Component) -> Wire:
@@ -315,11 +321,13 @@ class _Builder:
             wires.append(source)
         return wires
 
-    def _wire(self, source: fx.Node, reader: fx.Node) -> Wire:
-        value = self.values[source]
-        if isinstance(value, Fixed):
-            return self._constant(f"{self.names[reader.name]}_constant", value, None)
-        return value
+    def _is_constant(self, wire: Wire) -> bool:
+        """Returns whether a stream depends on no input."""
+        constants = set[str]()
+        for instance in self.instances:
+            if all(source.signal in constants for source in instance.inputs):
+                constants.add(instance.name)
+        return wire.signal in constants
 
     def _constant(self, name: str, fixed: Fixed, beside: Wire | None) -> Wire:
         """Returns a stream from memory, in the order and beats of another stream or its own."""
@@ -386,6 +394,8 @@ class _Builder:
                 for k, (wire, row) in enumerate(zip((first, second), rows, strict=True))
             )
             plan = concat_plan(first.stream, second.stream, dim)
+        if self._is_constant(first):
+            plan = replace(plan, parameters={**plan.parameters, "WAITS": 1})
         joined = self._instance(name, "cat", "chop_concat", plan, [first, second])
         return joined.permuted(back)
 

@@ -21,6 +21,10 @@ RTL = Path(__file__).parents[1] / "rtl"
 NO_LOAD = {"load_i": "57'b0"}
 """Connection of a module with loadable memories in a circuit that loads none of them."""
 _LOAD_PORT = re.compile(r"^\s*input\b[^\n/]*\bload_i\b", re.MULTILINE)
+IN_PLACE = 1 - 2.0**-20
+"""Share of a sample, in `ComponentPlan.holds`, that stands for a whole sample without room for the
+next one.
+"""
 DIRECT = -1
 """Depth of an input without a buffer. Its component passes `ready` on to its producer."""
 WIDEST_SUM = 62
@@ -169,8 +173,8 @@ class ComponentPlan:
             address of a loadable memory has BASE instead of FILE in its name.
         resources: resources of one instance, without read-only memories.
         holds: for each input, the share of a sample that is consumed, and stored inside, before the
-            first output. 1 means a whole sample, such as for an operand of a product. More than 1
-            means that several samples are in the pipeline at a time.
+            first output. 1 means a whole sample and room for the next one, such as for an operand
+            of a product. More than 1 means that several samples are in the pipeline at a time.
         needs: for each input, int64 (output beats,): the last input beat that each output beat
             depends on, if `holds` does not determine it.
         buffers: for each input, the beats of a FIFO ahead of it; 0 for none but a skid buffer, and

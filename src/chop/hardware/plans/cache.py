@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from chop.hardware.design.lanes import divisors, first_within
-from chop.hardware.design.plan import ComponentPlan, Resources, Site
-from chop.hardware.design.stream import Stream
-from chop.nn.integer import IntegerCache, IntegerPosition
+from chop.hardware.design.lanes import converter_cycles, divisors, first_within
+from chop.hardware.design.plan import IN_PLACE, ComponentPlan, Resources, Site
+from chop.hardware.design.stream import OrderError, Stream
+from chop.hardware.plans.matmul import ROWS_AHEAD, product_latency
+from chop.nn.integer import IntegerCachedMatmul, IntegerPosition
 
-CACHE_STAGES = 5
-"""Cycles of `chop_cache` from a beat of a row to the same beat of its result."""
+ORDER = "the codes are not sent head by head"
 
 
 def plan_position(site: Site) -> ComponentPlan:
@@ -23,29 +23,69 @@ def plan_position(site: Site) -> ComponentPlan:
     )
 
 
-def plan_cache(site: Site) -> ComponentPlan:
-    """Plans a cache whose rows leave in the order of their positions, each as it arrived."""
-    operator, (read, position) = site.operator, site.inputs
-    assert isinstance(operator, IntegerCache)
-    length = operator.length
+def plan_cached_matmul(site: Site) -> ComponentPlan:
+    """Plans a product with keys or values in a memory, which stores those of each token in place.
+
+    Raises:
+        OrderError: if the codes of an input are not sent head by head, each in order.
+    """
+    operator, (a, rows, _) = site.operator, site.inputs
+    assert isinstance(operator, IntegerCachedMatmul)
+    _check_order(a, rows)
+    length, features, is_transposed = operator.length, rows.shape[-1], operator.is_transposed
 
     def cycles(lanes: int) -> int:
-        return length * (read.size // lanes)
+        return rows.size // lanes * (1 + operator.groups * length)
 
-    lanes = first_within(divisors(read.size), site.fold, cycles)
-    row = torch.arange(length).view(-1, 1) * read.size
-    out, beats = Stream(read.positions + row, operator.out, lanes), read.size // lanes
+    def paced(lanes: int) -> int:
+        first = converter_cycles(a.size, a.lanes, lanes if is_transposed else 1)
+        return max(cycles(lanes), first, converter_cycles(rows.size, rows.lanes, lanes))
+
+    lanes = first_within(divisors(features), site.fold, paced)
+    terms, columns = (features, length) if is_transposed else (length, features)
+    lanes_0, out_lanes = (lanes, 1) if is_transposed else (1, lanes)
+    out = Stream.in_order((a.shape[0], 1, columns), operator.out, out_lanes)
+    parameters = _parameters(site, operator, lanes, out)
     return ComponentPlan(
-        parameters={"W": out.bits, "BEATS": beats, "LENGTH": length, "IN_W": position.width},
-        lanes=(lanes, 1),
+        parameters,
+        lanes=(lanes_0, lanes, 1),
         out=out,
         cycles=cycles(lanes),
-        resources=Resources(memory_bits=length * read.size * read.width),
-        # The first token of a sequence is the last to be complete: its row is ahead of all zeros.
-        needs=(
-            torch.arange(out.beats).clamp(max=beats - 1),
-            torch.zeros(out.beats, dtype=torch.int64),
+        resources=Resources(
+            {(a.width, rows.width): lanes},
+            length * rows.size * rows.width + terms * a.width,
+            is_soft=site.is_soft,
         ),
-        buffers=(beats, 0),
-        latency=CACHE_STAGES,
+        holds=(1 / a.shape[0], IN_PLACE, IN_PLACE),
+        buffers=(ROWS_AHEAD * terms // lanes_0, 0, 0),
+        latency=product_latency(terms, lanes_0, parameters["SOFT"]),
     )
+
+
+def _check_order(a: Stream, rows: Stream) -> None:
+    orders = (torch.arange(each.size).view(each.shape) for each in (a, rows))
+    given = zip((a, rows), orders, strict=True)
+    wanted = {
+        k: order for k, (each, order) in enumerate(given) if not torch.equal(each.positions, order)
+    }
+    if wanted:
+        raise OrderError(ORDER, wanted)
+
+
+def _parameters(
+    site: Site, operator: IntegerCachedMatmul, lanes: int, out: Stream
+) -> dict[str, int]:
+    a, rows, position = site.inputs
+    return {
+        "LANES": lanes,
+        "LENGTH": operator.length,
+        "HEADS": rows.shape[0],
+        "GROUPS": operator.groups,
+        "FEATURES": rows.shape[-1],
+        "TRANSPOSED": int(operator.is_transposed),
+        "IN_0_W": a.width,
+        "IN_1_W": rows.width,
+        "IN_2_W": position.width,
+        "OUT_W": out.width,
+        "SOFT": site.soft(a.width, rows.width),
+    }

@@ -14,7 +14,14 @@ from chop.hardware.plans.weighted import (
     product_stages,
     weight_memory,
 )
-from chop.hardware.plans.window import WINDOW_STAGES, Window, channels_last, sliding, with_lanes
+from chop.hardware.plans.window import (
+    PLACES,
+    WINDOW_STAGES,
+    Window,
+    channels_last,
+    sliding,
+    with_lanes,
+)
 from chop.nn.integer import IntegerConv1d, IntegerConv2d
 
 Convolution = IntegerConv1d | IntegerConv2d
@@ -48,6 +55,7 @@ def plan_conv(site: Site) -> ComponentPlan:
     pace = groups * (inputs // lanes.inputs) * (outputs // lanes.outputs)
     # A window's group waits here while the one before is multiplied for all of its outputs.
     depth = 2 * inputs // lanes.inputs if outputs > lanes.outputs else 2
+    waiting = PLACES + (depth + 1) * (lanes.inputs // window.codes)
     weight, bias = _as_sent(operator.weight, window), operator.bias.flatten()
     weight_width, bias_width = parameter_widths(operator)
     soft = site.soft(read.width, weight_width)
@@ -87,8 +95,10 @@ def plan_conv(site: Site) -> ComponentPlan:
         + product_stages(lanes, soft),
         leaves=partial(
             window.leaves,
-            beats=groups * outputs // lanes.outputs,
-            pace=max(window.beats, pace),
+            parts=groups,
+            beats=outputs // lanes.outputs,
+            pace=pace // groups,
+            ahead=max(waiting * groups // window.beats, 1),
         ),
     )
 

@@ -47,6 +47,6 @@ def depthwise_plan(
         holds=(window.hold,),
         buffers=(0,),
         latency=WINDOW_STAGES + window.reduction + TAP_STAGES,
-        leaves=partial(window.leaves, beats=window.folds, pace=window.beats),
+        leaves=partial(window.leaves, parts=window.folds),
         module="chop_depthwise_conv",
     )

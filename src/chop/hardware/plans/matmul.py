@@ -60,9 +60,21 @@ def plan_matmul(site: Site) -> ComponentPlan:
         ),
         holds=(1 / (heads * rows), 1.0),
         buffers=(ROWS_AHEAD * terms // lanes_0, 0),
-        # Once the second operand is there, a row of the first one is read.
-        latency=terms // lanes_0 + PRODUCT_STAGES + max(soft - 1, 0) + (lanes_0 - 1).bit_length(),
+        latency=product_latency(terms, lanes_0, soft),
     )
+
+
+def product_latency(terms: int, lanes: int, soft: int) -> int:
+    """Returns the cycles from the last code of the second operand to the first result.
+
+    Once the second operand is there, a row of the first one is read.
+
+    Args:
+        terms: products of a sum.
+        lanes: lanes of the first operand.
+        soft: SOFT of `chop_multiplier`.
+    """
+    return terms // lanes + PRODUCT_STAGES + max(soft - 1, 0) + (lanes - 1).bit_length()
 
 
 def _sizes(a: Stream, b: Stream) -> tuple[int, int, int, int]:

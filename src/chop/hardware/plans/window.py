@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -35,6 +35,8 @@ LATENCY = 2
 WINDOW_STAGES = 7
 """Cycles of `chop_window` ahead of the first tap, after the last row that it needs."""
 MAXIMUM_STAGES = 1
+PLACES = 10
+"""Beats in the FIFO at the end of `chop_window`."""
 IMAGES = 3
 """Images after which the interval is constant."""
 
@@ -149,29 +151,43 @@ class Window:
     def cycles(self) -> int:
         """Cycles between two images, from the arrival of rows and the output of windows."""
         send = self.x.windows * self.beats
-        starts = self._starts([0] * (IMAGES * self.y.size), send)
+        starts = self._starts([0] * (IMAGES * self.y.size), lambda start: start + send)
         return starts[-1] - starts[-1 - self.y.windows]
 
-    def leaves(self, arrival: Tensor, beats: int, pace: int) -> Tensor:
+    def leaves(
+        self, arrival: Tensor, parts: int, beats: int = 1, pace: int = 0, ahead: int = 1
+    ) -> Tensor:
         """Returns the cycles in which the results of one image leave, without their latency.
 
         Args:
             arrival: int64 (input beats,): cycles in which the image arrives.
-            beats: output beats of a window.
-            pace: cycles from one window to the next.
+            parts: parts of a window, such as groups of channels, that have results of their own.
+            beats: output beats of a part.
+            pace: cycles in which the results of a part are computed; as fast as its taps by
+                default.
+            ahead: parts that are sent ahead of the one whose results are computed.
         """
-        load = self.x.size * self.folds
+        load, results = self.x.size * self.folds, list[int]()
         rows = (arrival.view(-1, load) - torch.arange(load)).amax(1) + load
-        starts = torch.tensor(self._starts(rows.tolist(), self.x.windows * pace))
-        inside = torch.arange(self.x.windows * beats) * pace // beats
-        return (starts[:, None] + inside).flatten() - 1 - ARRIVAL
 
-    def _starts(self, rows: Sequence[int], send: int) -> list[int]:
+        def send(start: int) -> int:
+            for _ in range(self.x.windows * parts):
+                if len(results) >= ahead:  # it waits for a place in the buffers
+                    start = max(start, results[-ahead])
+                results.append(max(start, results[-1] + pace if results else 0))
+                start += self.beats // parts
+            return start
+
+        self._starts(rows.tolist(), send)
+        inside = torch.arange(beats) * pace // beats
+        return (torch.tensor(results)[:, None] + inside).flatten() - 1 - ARRIVAL
+
+    def _starts(self, rows: Sequence[int], send: Callable[[int], int]) -> list[int]:
         """Returns the cycle of the first tap of each row of windows.
 
         Args:
             rows: for each image row, the first cycle after its arrival. Images follow one another.
-            send: cycles of a row of windows.
+            send: returns the cycle after the last tap of a row of windows from that of its first.
         """
         load, clock = self.x.size * self.folds, 0
         loaded: list[int] = []
@@ -184,7 +200,7 @@ class Window:
                     start = max(free[len(loaded)], loaded[-1] if loaded else 0)
                     loaded.append(max(start + load, rows[len(loaded)]))
                 starts.append(max(clock, loaded[needed - 1] + ARRIVAL))
-                clock = starts[-1] + send
+                clock = send(starts[-1])
                 # Each finished row frees the slot of the row that comes a ring later.
                 finished = first + self.y.finished(window) + self.ring
                 free += [clock + LATENCY] * (finished - len(free))
@@ -231,7 +247,7 @@ def plan_max_pool(site: Site) -> ComponentPlan:
         holds=(window.hold,),
         buffers=(0,),
         latency=WINDOW_STAGES + window.reduction + MAXIMUM_STAGES,
-        leaves=partial(window.leaves, beats=window.folds, pace=window.beats),
+        leaves=partial(window.leaves, parts=window.folds),
     )
 
 
@@ -257,7 +273,7 @@ def plan_avg_pool(site: Site) -> ComponentPlan:
         holds=(window.hold,),
         buffers=(0,),
         latency=WINDOW_STAGES + window.reduction + SUM_STAGES,
-        leaves=partial(window.leaves, beats=window.folds, pace=window.beats),
+        leaves=partial(window.leaves, parts=window.folds),
     )
 
 

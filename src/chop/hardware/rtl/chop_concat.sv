@@ -3,14 +3,16 @@
 // Input 0: LANES codes of IN_0_W bits.
 // Input 1: LANES codes of IN_1_W bits.
 // Output:  LANES codes of OUT_W bits, wide enough for both inputs.
-// Timing:  one beat per cycle; one register.
+// Timing:  one beat per cycle; one register. If WAITS is 1, a beat of input 0, which is constant,
+//          waits for input 1, so that no result precedes the sample that it belongs to.
 module chop_concat #(
   parameter int LANES   = 1,
   parameter int IN_0_W  = 8,
   parameter int IN_1_W  = 8,
   parameter int OUT_W   = 8,
   parameter int BEATS_0 = 1,
-  parameter int BEATS_1 = 1
+  parameter int BEATS_1 = 1,
+  parameter int WAITS   = 0
 ) (
   input  logic                    clk_i,
   input  logic                    rst_ni,
@@ -28,12 +30,13 @@ module chop_concat #(
   localparam int COUNT_W = $clog2(BEATS);
 
   logic [COUNT_W-1:0] count_q;
-  logic is_second, moves, valid;
+  logic is_second, moves, has_first, valid;
 
   assign moves     = !data_out_0_valid_o || data_out_0_ready_i;
   assign is_second = (count_q >= COUNT_W'(BEATS_0));
-  assign valid     = is_second ? data_in_1_valid_i : data_in_0_valid_i;
-  assign data_in_0_ready_o = moves && !is_second;
+  assign has_first = data_in_0_valid_i && (WAITS == 0 || data_in_1_valid_i);
+  assign valid     = is_second ? data_in_1_valid_i : has_first;
+  assign data_in_0_ready_o = moves && !is_second && (WAITS == 0 || data_in_1_valid_i);
   assign data_in_1_ready_o = moves && is_second;
 
   for (genvar i = 0; i < LANES; i++) begin : g_lane

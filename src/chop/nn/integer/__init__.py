@@ -12,7 +12,7 @@ from chop.nn.integer.avg_pool import (
 from chop.nn.integer.base import Call, IntegerOperator, IntegerOptions
 from chop.nn.integer.blocks import BlockGrid, EncodeBlocks, RequantizeBlocks, block_exponents
 from chop.nn.integer.boundary import Decode, Encode
-from chop.nn.integer.cache import IntegerCache, IntegerPosition
+from chop.nn.integer.cache import IntegerCachedMatmul, IntegerPosition
 from chop.nn.integer.constant import Constant, IntegerEmbedding
 from chop.nn.integer.convolution import IntegerConv1d, IntegerConv2d, IntegerConvTranspose2d
 from chop.nn.integer.edge import Edge, Grid
@@ -49,7 +49,7 @@ __all__ = [
     "IntegerAvgPool1d",
     "IntegerAvgPool2d",
     "IntegerBatchNorm",
-    "IntegerCache",
+    "IntegerCachedMatmul",
     "IntegerConv1d",
     "IntegerConv2d",
     "IntegerConvTranspose2d",
