@@ -5,12 +5,15 @@ batches of 8 padded to the longest, and by a mixed-precision trial, which switch
 and runs on batches of like length that were made once. Both take turns, A B B A
 (`chop.bench`), and give the same accuracy; a ratio of processor times is the median over the turns.
 
+History: trials of the default sampler, whose objective is a sum, after many random ones.
+
 Overhead: a search of one-epoch trials with a SQLite storage. What is spent outside the measure,
 on sampling, claiming and storing, as a share of a trial. The first four trials are not counted:
 libraries are loaded in them.
 
     python benchmarks/search_cost.py [--seconds 5] [--trials 12] [--profile]
     python benchmarks/search_cost.py --data FOLDER --rows 1000     (reviews of IMDb, 256 tokens)
+    python benchmarks/search_cost.py --seconds 0 --trials 0 --history 300,1000,2000
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import argparse
 import cProfile
 import itertools
 import pstats
+import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -34,7 +38,7 @@ from chop.bench import Variant, compare
 from chop.data import get_tokenized_dataset
 from chop.models import BUILTIN_MODELS, load_model
 from chop.problems.mixed_precision.problem import PrecisionProblem
-from chop.search import Constraint, Goal, Search
+from chop.search import Choice, Constraint, Goal, Search, SearchSpace
 from chop.train import (
     calibration_batches,
     default_dataset,
@@ -170,8 +174,32 @@ def overhead(names: list[str], samplers: list[str], trials: int) -> None:
     print_table("one-epoch trials: time outside training and evaluation", table)
 
 
+def after(counts: list[int]) -> None:
+    """Processor time of a trial in studies of these lengths: median of eight times ten trials."""
+    options = {str(k): k for k in range(4)}
+    costs = {text: float(k) for text, k in options.items()}
+    space = SearchSpace(tuple(Choice(f"layer{i}", options, costs) for i in range(14)))
+
+    def measure(config: Any, report: Any) -> dict[str, float]:
+        off = [(int(text) - i % 4) ** 2 for i, text in enumerate(config.values())]
+        return {"loss": float(sum(off)), "cost": space.cost(config)}
+
+    goals = (Goal("loss", "minimize"), Constraint("cost", 20.0))
+    search = Search(space, measure, goals, sampler="random", storage="memory")
+    table = []
+    with search.opened():
+        for count in counts:
+            search.sampler = "random"
+            search.run(until=count, progress=False)
+            search.sampler = "sensitivity"
+            ends = range(count + WARM_UP, count + WARM_UP + 90, 10)
+            busy = [seconds(lambda n=n: search.run(until=n, progress=False))[1] for n in ends]
+            table.append({"trials": count, "processor ms": 100 * statistics.median(busy[1:])})
+    print_table("a trial in a long study", table)
+
+
 def main() -> None:
-    """Runs both parts."""
+    """Runs the parts."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -182,6 +210,7 @@ def main() -> None:
     parser.add_argument("--models", default="vit,bert-tiny")
     parser.add_argument("--samplers", default="sensitivity,random")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--history", default="", help="lengths of studies, separated by commas")
     parser.add_argument("--profile", action="store_true", help="where the time goes")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -192,6 +221,8 @@ def main() -> None:
         evaluation(args.data, args.rows, args.seconds)
     if args.trials:
         overhead(args.models.split(","), args.samplers.split(","), args.trials)
+    if args.history:
+        after([int(count) for count in args.history.split(",")])
     if args.profile:
         profile.disable()
         pstats.Stats(profile).sort_stats("tottime").print_stats(25)

@@ -328,14 +328,14 @@ def with_checked_arguments(function: Callable[P, T]) -> Callable[P, T]:
 
 def _plain_hints(function: Callable[..., Any]) -> dict[str, Any]:
     """Returns the annotations of a function that `convert` can check, by argument."""
-    hints = {}
+    hints: dict[str, Any] = {}
     for name, each in inspect.signature(function).parameters.items():
         if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
             continue
         holder = types.SimpleNamespace(__annotations__={name: each.annotation})
         with contextlib.suppress(NameError):  # imported only for type checkers
-            found = typing.get_type_hints(holder, function.__globals__, include_extras=True)[name]
-            hints |= {name: found} if _is_plain(found) else {}
+            hint = typing.get_type_hints(holder, function.__globals__, include_extras=True)[name]
+            hints |= {name: hint} if _is_plain(hint) else {}
     return hints
 
 

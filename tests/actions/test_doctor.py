@@ -32,8 +32,8 @@ def test_a_program_of_the_system_serves_as_the_optional_part(tmp_path, monkeypat
 
 
 def test_products_are_not_to_be_tuned_where_one_implementation_runs(monkeypatch):
-    impossible = {name: replace(each, is_possible=bool) for name, each in CROSSOVERS.items()}
-    monkeypatch.setattr(crossovers, "CROSSOVERS", impossible)
+    unsupported = {name: replace(each, is_supported=bool) for name, each in CROSSOVERS.items()}
+    monkeypatch.setattr(crossovers, "CROSSOVERS", unsupported)
     monkeypatch.setattr(build, "library", lambda: build.Build(object(), ""))
     details = {finding.what: finding.detail for finding in _products()}
     no_bfloat16 = "CPU kernels; oneDNN has no bfloat16 products on this processor"
@@ -48,7 +48,7 @@ def test_products_are_not_to_be_tuned_where_one_implementation_runs(monkeypatch)
 
 def test_each_kind_of_products_is_reported_with_its_rows(monkeypatch):
     threads, name = torch.get_num_threads(), "bfloat16 products"
-    each = replace(CROSSOVERS[name], is_possible=lambda: True)
+    each = replace(CROSSOVERS[name], is_supported=lambda: True)
     monkeypatch.setattr(crossovers, "CROSSOVERS", {name: each})
     monkeypatch.setattr(build, "library", lambda: build.Build(object(), ""))
     table = {512 * 4096: 16, 1024 * 768: math.inf}

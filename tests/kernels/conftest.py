@@ -34,7 +34,7 @@ def onednn_from(monkeypatch):
     kinds = crossovers.CROSSOVERS
 
     def set_rows(rows):
-        able = {name: replace(each, is_possible=lambda: True) for name, each in kinds.items()}
+        able = {name: replace(each, is_supported=lambda: True) for name, each in kinds.items()}
         monkeypatch.setattr(crossovers, "CROSSOVERS", able)
         keys = [(name, threads) for name in kinds for threads in range(1, 65)]
         monkeypatch.setattr(crossovers, "TABLES", {key: {2**20: rows} for key in keys})

@@ -29,7 +29,7 @@ def empty_cache(monkeypatch, tmp_path):
     crossovers._fewest_rows.cache_clear()
 
 
-def crossover_with(faster, counter, is_possible=True):
+def crossover_with(faster, counter, is_supported=True):
     """Products of which oneDNN's is faster from a number of rows on, by weight."""
 
     def calls(shape, rows):
@@ -37,7 +37,7 @@ def crossover_with(faster, counter, is_possible=True):
         slow, fast = (lambda: time.sleep(2e-3)), (lambda: None)
         return (slow, fast) if rows >= faster[math.prod(shape)] else (fast, slow)
 
-    each = crossovers.Crossover(NAME, calls, SHAPES, lambda: is_possible, "impossible")
+    each = crossovers.Crossover(NAME, calls, SHAPES, lambda: is_supported, "unsupported")
     crossovers._fewest_rows.cache_clear()
     return crossovers.register(each)
 
@@ -95,7 +95,7 @@ def test_an_entry_for_products_that_the_processor_lacks_is_ignored(empty_cache):
     crossover_with({SMALL: 16, LARGE: 16}, []).measure(torch.get_num_threads())
     assert crossovers.CROSSOVERS[NAME].is_used(SHAPES[0], 16)
     asked = []
-    absent = crossover_with({SMALL: 16, LARGE: 16}, asked, is_possible=False)
+    absent = crossover_with({SMALL: 16, LARGE: 16}, asked, is_supported=False)
     assert absent.stored_table(torch.get_num_threads()) == {SMALL: 16, LARGE: 16}
     assert not absent.is_used(SHAPES[0], 16) and asked == []
 
@@ -158,7 +158,7 @@ def test_all_kinds_are_measured_within_seconds(empty_cache, loops):
     assert time.process_time() - start < 20  # two on a processor with vector instructions
     for name, each in crossovers.CROSSOVERS.items():
         table = each.stored_table(torch.get_num_threads())
-        assert (table is not None) == each.is_possible(), name
+        assert (table is not None) == each.is_supported(), name
         assert table is None or {*table} == {math.prod(shape) for shape in each.shapes}
 
 
@@ -204,7 +204,7 @@ def test_panels_have_the_documented_accuracy(fmt, dtype, loops, monkeypatch):
     assert ((y - exact).abs() <= bound).all()
 
 
-@pytest.mark.skipif(not bfloat16._is_possible(), reason="oneDNN has no bfloat16 on this CPU")
+@pytest.mark.skipif(not bfloat16._is_supported(), reason="oneDNN has no bfloat16 on this CPU")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_table_chooses_who_multiplies(dtype, loops, onednn_from, capfd):
     fmt = MXInt(8)
@@ -230,6 +230,6 @@ def test_float32_is_not_rounded_where_torch_does_not_allow_it(loops, onednn_from
     exact = packed.linear(x, FLOAT, stored, None)
     with matmul_precision("medium"):
         rounded = packed.linear(x, FLOAT, stored, None)
-    if bfloat16._is_possible():
+    if bfloat16._is_supported():
         assert 1e-3 < (rounded - exact).abs().max() < 1
     assert torch.equal(packed.linear(x, FLOAT, stored, None), exact)

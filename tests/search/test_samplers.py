@@ -12,6 +12,7 @@ import pytest
 from scipy.optimize import approx_fprime
 
 from chop.search import Choice, Config, Constraint, Goal, Pruned, Search, SearchSpace
+from chop.search.optuna_study import InMemoryStudy
 from chop.search.samplers import SensitivitySampler, history, surrogate
 from chop.search.samplers.acquisition import last_fit, log_expected_improvement, winsorized
 from chop.search.samplers.knapsack import best_sum, by_integer_program, by_merging
@@ -240,6 +241,30 @@ def test_what_is_kept_between_trials_changes_no_proposal():
         return [t.key for t in search.run(until=40, progress=False).measured]
 
     assert forgotten(kept=True) == forgotten(kept=False)
+
+
+def test_a_history_read_in_parts_equals_one_read_at_once():
+    space, draw = _space(4), np.random.default_rng(0)
+    own = InMemoryStudy("parts", space, (Goal("loss"),), "text", optuna.pruners.NopPruner())
+    study, coding, running = own.study, history.Coding(space), []
+    for number in range(60):
+        running.append(study.ask(space.distributions() if draw.random() < 0.8 else None))
+        excess = {name: draw.normal() for name in ("size", "bits")[: number // 20]}
+        own.constrain(running[-1], excess)
+        if draw.random() < 0.3:
+            running[-1].report(draw.normal(), 1)
+        if draw.random() < 0.8:
+            state = optuna.trial.TrialState[draw.choice(["COMPLETE", "PRUNED", "FAIL"])]
+            value = draw.normal() if state.name == "COMPLETE" else None
+            study.tell(running.pop(draw.integers(len(running))), value, state=state)
+        while number % 10 == 9 and running:
+            study.tell(running.pop(), draw.normal())
+        at = number if draw.random() < 0.8 else int(draw.integers(number + 1))
+        parts = history.read_history(study, coding, at)
+        whole = history.read_history(study, history.Coding(space), at)
+        for name, expected in vars(whole).items():
+            np.testing.assert_equal(getattr(parts, name), expected, err_msg=name)
+    assert coding.finished[study][0] > 40 and whole.dropped and len(whole.limits) == 2
 
 
 def test_settings_are_found_again_for_a_sixteenth_more_trials():

@@ -19,6 +19,7 @@ from chop.studies.generate import (
 )
 from chop.studies.generation_peers import (
     CompiledDecoder,
+    NativeDecoder,
     TorchDecoder,
     build_peers,
     decode_call,
@@ -56,6 +57,19 @@ def test_a_compiled_step_gives_the_logits_of_the_whole_text_and_forgets(model):
         step = CompiledDecoder("compiled", packed).call("decode", IDS)
         for _ in range(3):
             torch.testing.assert_close(step(), whole[:, -1:], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.long
+def test_a_native_step_gives_the_logits_of_the_whole_text_and_forgets(model):
+    packed, one = packed_graph(model, "mxint8").to_module().eval(), IDS[:1]
+    with torch.inference_mode():
+        whole = packed(torch.cat([one, one[:, :1]], 1)).logits
+        native = NativeDecoder("native", packed)
+        step = native.call("decode", one)
+        for _ in range(3):
+            torch.testing.assert_close(step(), whole[:, -1:], rtol=1e-4, atol=1e-4)
+    assert native.model.forward._steps is not None
+    assert "forward" not in vars(packed)
 
 
 @pytest.mark.long

@@ -257,8 +257,8 @@ def _products() -> Iterator[Finding]:
         if library().library is None:
             why = "PyTorch in float32, because there are no CPU kernels"
             yield Finding(each.name, OPTIONAL, why)
-        elif not each.is_possible():
-            yield Finding(each.name, OK, f"CPU kernels; {each.impossible}")
+        elif not each.is_supported():
+            yield Finding(each.name, OK, f"CPU kernels; {each.why_unsupported}")
         elif (table := each.stored_table(torch.get_num_threads())) is None:
             detail = "CPU kernels; oneDNN not measured yet: chop doctor --tune"
             yield Finding(each.name, OK, detail)

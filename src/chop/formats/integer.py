@@ -127,7 +127,10 @@ class Integer(NumberFormat):
         """
         if self.is_fitted:
             return self
-        finite = samples.detach()[samples.detach().isfinite()].double()
+        samples = samples.detach()
+        is_finite = samples.isfinite()
+        # Selecting values takes longer than all other steps, and is rarely necessary.
+        finite = samples.flatten() if is_finite.all() else samples[is_finite]
         derives_width = isinstance(self.width, str)
         return self._settled(self._fewest_bits(finite) if derives_width else self._fraction(finite))
 
@@ -151,7 +154,7 @@ class Integer(NumberFormat):
         finest = self._finest_without_saturation(finite)
         if self.frac_width == "minmax":
             return finest
-        sample = even_sample(finite, MAX_SAMPLES)
+        sample = even_sample(finite, MAX_SAMPLES).double()
         if self.frac_width == "percentile":
             return self._finest_with_few_saturated(sample, finest)
         return self._least_squared_error(sample, finest)
@@ -160,7 +163,7 @@ class Integer(NumberFormat):
         """Returns the smallest width at which neither end of the samples saturates."""
         if not finite.numel():
             return 1 + self.is_signed
-        ends = torch.stack(finite.aminmax())
+        ends = torch.stack(finite.aminmax()).double()
         ends = ends if self.is_signed else ends.clamp(min=0)
         widths = range(1 + self.is_signed, MAX_WIDTH)
         enough = (w for w in widths if not replace(self, width=w).saturates(ends).any())
@@ -173,7 +176,7 @@ class Integer(NumberFormat):
         above, below = (1.0, 0.0) if self.floor else (0.5, 0.5)
         limits = [FRAC_LIMIT]
         if finite.numel():
-            smallest, largest = finite.min().item(), finite.max().item()
+            smallest, largest = (end.item() for end in finite.aminmax())
             if largest > 0:
                 # The tie at high + 1/2 rounds to an even code, beyond the range: strictly less.
                 limits.append(math.ceil(math.log2((high + above) / largest)) - 1)
@@ -198,12 +201,18 @@ class Integer(NumberFormat):
         """Returns the fraction with the least squared error."""
         # Below `finest` grids only get coarser; above it they trade saturation for precision.
         candidates = range(finest, min(finest + int(self.width) + SATURATING, FRAC_LIMIT + 1))
-
-        def squared_error(frac_width: int) -> float:
-            rounded = self._element(int(self.width), frac_width).round(sample)
-            return (rounded - sample).square().sum().item()
-
-        return min(candidates, key=squared_error)
+        chosen, least = finest, math.inf
+        for frac_width in candidates:
+            element = self._element(int(self.width), frac_width)
+            error = element.round(sample).sub_(sample).square_().sum().item()
+            if error < least:
+                chosen, least = frac_width, error
+                continue
+            saturated = sample.clamp(element.lowest, element.highest)
+            # Finer grids saturate the same values by more, also after the rounding of each sum.
+            if saturated.sub_(sample).square_().sum().item() >= least:
+                break
+        return chosen
 
     @property
     def label(self) -> str:

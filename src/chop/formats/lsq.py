@@ -198,9 +198,9 @@ def _(x: Tensor, scales: Tensor, key: str, is_batch: bool) -> Tensor:
 def _lsq_gradients(
     grad: Tensor, x: Tensor, scales: Tensor, key: str, is_batch: bool
 ) -> tuple[Tensor, Tensor]:
-    of_x, of_scales = learned_gradients(grad, x, scales, key, is_batch)
-    assert of_x is not None
-    return of_x, of_scales
+    x_gradient, scale_gradients = learned_gradients(grad, x, scales, key, is_batch)
+    assert x_gradient is not None
+    return x_gradient, scale_gradients
 
 
 # Most weights have no number beyond the range: their gradient is `grad`, which an operator must
@@ -251,8 +251,8 @@ def learned_gradients(
     share = 1 / math.sqrt(max(count * layout.element.largest, 1.0))
     # Rounding uses |s|, so the gradient of a negative scale changes its sign.
     signs = torch.where(scales < 0, -share, share)
-    of_scales = (scale_gradients * signs).to(scales.dtype)
-    return None if x_gradient is None else _like(x, x_gradient), of_scales
+    scale_gradients = (scale_gradients * signs).to(scales.dtype)
+    return None if x_gradient is None else _like(x, x_gradient), scale_gradients
 
 
 @_lsq_gradients.register_fake
@@ -272,8 +272,8 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
     is_traced = type(grad) is not Tensor or is_transformed() or is_dispatch_observed()
     if is_traced or not grad.is_cpu:
         return (*torch.ops.chop.lsq_gradients(*given), None, None)
-    of_x, of_scales = torch.ops.chop.lsq_changed_gradients(*given)
-    return grad if of_x.shape != x.shape else of_x, of_scales, None, None
+    x_gradient, scale_gradients = torch.ops.chop.lsq_changed_gradients(*given)
+    return grad if x_gradient.shape != x.shape else x_gradient, scale_gradients, None, None
 
 
 _lsq_fake_quantize.register_autograd(_backward, setup_context=_save_for_backward)

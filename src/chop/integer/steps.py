@@ -49,7 +49,9 @@ class Attended:
 
     def rows(self, *values: Tensor) -> Tensor:
         """Returns the rows of each head of queries from values of the inputs."""
-        rows = cached_rows(*values, self.length) if self.length else values[0]
+        rows = values[0]
+        if self.length:
+            rows = cached_rows(rows, values[1], self.length)
         return rows.repeat_interleave(self.groups, -3)
 
 

@@ -55,20 +55,22 @@ def gradients_in_one_pass(
     return x_gradient if has_beyond.value else None, scale_gradients.float() / scales
 
 
-def _lsq_gradients_on_cpu(
-    grad: Tensor, x: Tensor, scales: Tensor, key: str, is_batch: bool
-) -> tuple[Tensor, Tensor]:
-    """Implements `chop::lsq_gradients` on CPUs."""
-    of_x, of_scales = learned_gradients(grad, x, scales, key, is_batch, gradients_in_one_pass)
-    return torch.empty_like(x).copy_(grad) if of_x is None else of_x, of_scales
-
-
 def _lsq_changed_gradients_on_cpu(
     grad: Tensor, x: Tensor, scales: Tensor, key: str, is_batch: bool
 ) -> tuple[Tensor, Tensor]:
     """Implements `chop::lsq_changed_gradients` on CPUs."""
-    of_x, of_scales = learned_gradients(grad, x, scales, key, is_batch, gradients_in_one_pass)
-    return torch.empty(0) if of_x is None else of_x, of_scales
+    given = grad, x, scales, key, is_batch
+    x_gradient, scale_gradients = learned_gradients(*given, gradients_in_one_pass)
+    return torch.empty(0) if x_gradient is None else x_gradient, scale_gradients
+
+
+def _lsq_gradients_on_cpu(
+    grad: Tensor, x: Tensor, scales: Tensor, key: str, is_batch: bool
+) -> tuple[Tensor, Tensor]:
+    """Implements `chop::lsq_gradients` on CPUs."""
+    given = grad, x, scales, key, is_batch
+    x_gradient, scale_gradients = learned_gradients(*given, gradients_in_one_pass)
+    return torch.empty_like(x).copy_(grad) if x_gradient is None else x_gradient, scale_gradients
 
 
 torch.library.register_kernel("chop::lsq_gradients", "cpu", _lsq_gradients_on_cpu)

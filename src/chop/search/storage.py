@@ -349,8 +349,8 @@ def _storage_error(url: str, error: BaseException, begun: bool) -> ChopError:
     is_unreadable = isinstance(error, UNREADABLE) and storage_file(url) is not None
     if kind.startswith(DAMAGED) or is_unreadable or reason.startswith(NO_TEXT):
         return UnavailableError(
-            f"{name} is no search or is damaged ({reason[:60]}): restore it from a copy, or choose another file or "
-            "folder for a new search."
+            f"{name} is no search or is damaged ({reason[:60]}): restore it from a copy, or choose "
+            "another file or folder for a new search."
         )
     safe = ". Finished trials are safe" if begun else ""
     if kind.startswith(UNWRITABLE):

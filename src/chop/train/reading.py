@@ -28,7 +28,7 @@ from chop.train.arrays import dense
 from chop.train.frames import is_frame, is_series, split_frame, to_array, to_matrix
 from chop.train.label_columns import label_columns
 from chop.train.model_io import LABELS, POSITION
-from chop.train.user_code import items_of
+from chop.train.user_code import read_items
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -60,7 +60,7 @@ def read_columns(dataset: Any, outputs: Sequence[str] = ()) -> dict[str, Column]
     if isinstance(dataset, DataLoader):
         batched = dataset.batch_sampler is not None
         with torch.random.fork_rng(devices=[]):  # starting a loader draws a number
-            loaded = items_of("data", in_order(dataset), dataset.dataset)
+            loaded = read_items("data", in_order(dataset), dataset.dataset)
             kinds: set[bool] = set()  # the first batch shows if labels are of several outputs
             return _from_items(row for batch in loaded for row in _get_rows(batch, batched, kinds))
     if is_frame(dataset):
@@ -84,27 +84,27 @@ def read_columns(dataset: Any, outputs: Sequence[str] = ()) -> dict[str, Column]
         form = getattr(dataset, "format", None)
         return _from_table(dataset) if form and form["type"] != "custom" else _from_items(dataset)
     if isinstance(dataset, Iterator):
-        dataset = list_of_items(dataset)
+        dataset = take_items(dataset)
     if isinstance(dataset, Mapping):
         return {name: as_column(column) for name, column in dataset.items()}
     if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
         items = (dataset[i] for i in range(len(dataset)))
-        return _from_items(items_of("data", items, dataset))
+        return _from_items(read_items("data", items, dataset))
     if isinstance(dataset, Iterable):
-        return _from_items(items_of("data", dataset))
+        return _from_items(read_items("data", dataset))
     raise ConfigError(
         f"expected rows as a data set, a DataLoader, a TensorDataset or (X, y), got "
         f"{type(dataset).__name__}."
     )
 
 
-def list_of_items(data: Iterator[Any]) -> list[Any]:
+def take_items(data: Iterator[Any]) -> list[Any]:
     """Returns the items of an iterator.
 
     Raises:
         ConfigError: if it has none.
     """
-    items = list(items_of("data", data))
+    items = list(read_items("data", data))
     if not items:
         raise ConfigError(
             "expected rows, got an empty or already consumed iterator; pass a list, or a new "

@@ -83,8 +83,8 @@ def _describe(row: Tensor) -> str:
     if row.dim() > 1:
         return f"an array of shape {tuple(row.shape)}"
     numbers = [f"{x:.6g}" for x in row.tolist()]
-    shown = f" ({enumerate_names(numbers, MAX_LISTED_ROWS)})" if numbers else ""
-    return f"{len(row)} number{'s' * (len(row) != 1)}{shown}"
+    listed = f" ({enumerate_names(numbers, MAX_LISTED_ROWS)})" if numbers else ""
+    return f"{len(row)} number{'s' * (len(row) != 1)}{listed}"
 
 
 def _advice(shape: tuple[int, ...], usual: tuple[int, ...]) -> str:

@@ -16,11 +16,11 @@ from chop.train.arrays import dense
 from chop.train.feed import eval_mode
 from chop.train.frames import is_frame, is_series, split_frame
 from chop.train.model_io import LABELS, POSITION, input_columns, read_output
-from chop.train.reading import as_column, in_order, list_of_items, rows_of_batch
+from chop.train.reading import as_column, in_order, rows_of_batch, take_items
 from chop.train.row_checks import check_columns
 from chop.train.rows import Rows, read_rows
 from chop.train.text_labels import with_numbered_texts
-from chop.train.user_code import items_of
+from chop.train.user_code import read_items
 
 FIRST = POSITION.format(0)
 
@@ -51,7 +51,7 @@ def read_inputs(model: nn.Module, data: Any) -> Rows:
     if isinstance(data, DataLoader):
         return _from_loader(data)
     if isinstance(data, Iterator):
-        data = list_of_items(data)
+        data = take_items(data)
     if isinstance(data, list):
         return _from_list(model, data)
     return read_rows(data)
@@ -69,7 +69,7 @@ def _zeros(columns: Mapping[str, Any]) -> Rows:
 
 def _from_loader(loader: DataLoader[Any]) -> Rows:
     """Returns the rows of all batches, labeled if the batches are."""
-    items = list(items_of("data", in_order(loader), loader.dataset))
+    items = list(read_items("data", in_order(loader), loader.dataset))
     if not items or _named(items[0]) is None or loader.batch_sampler is None:
         return read_rows(loader)
     return _joined([values for item in items if (values := _named(item)) is not None], True)

@@ -37,7 +37,7 @@ def user_code(title: str, code: Any) -> Iterator[None]:
         raise ConfigError(f"{title}: {reason_of_user_code(error, _file(code))}") from error
 
 
-def items_of(title: str, data: Iterable[Any], code: Any = None) -> Iterator[Any]:
+def read_items(title: str, data: Iterable[Any], code: Any = None) -> Iterator[Any]:
     """Yields the items of the user's data. Exceptions name the item.
 
     Args:

@@ -158,3 +158,16 @@ def test_a_result_that_depends_on_no_input_is_refused(is_moved):
     mg, _ = passes.add_common_metadata_analysis_pass(mg)
     with pytest.raises(ConfigError, match="'(cat|constant)' is the same for all inputs"):
         emit(mg, fold=6)
+
+
+def test_a_constant_in_front_waits_for_the_sample():
+    def waits(name):
+        instances = emit(integers(name)[1], fold=24).netlist.instances
+        return [
+            part.plan.parameters.get("WAITS", 0)
+            for part in instances
+            if part.module == "chop_concat"
+        ]
+
+    assert waits("class_token") == waits("constant_features") == [1]
+    assert waits("two_class_tokens") == [1, 1] and waits("stack_of_a_constant") == [0]

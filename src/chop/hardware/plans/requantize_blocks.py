@@ -117,9 +117,9 @@ def _block_of_each(groups: Blocks, read: Stream) -> Tensor:
     if bool(torch.isin(first, second).any()):
         raise ConfigError("blocks with a shared exponent span several samples")
     blocks = first.flatten()
-    travels, places = blocks[read.positions.flatten().argsort()].unique_consecutive(
-        return_inverse=True
-    )
+    places: Tensor
+    sent = blocks[read.positions.flatten().argsort()]
+    travels, places = sent.unique_consecutive(return_inverse=True)
     if len(travels) != len(travels.unique()):
         raise OrderError(
             f"blocks of {groups.nominal_size} codes are interleaved in the stream",

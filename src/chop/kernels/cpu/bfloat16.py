@@ -42,7 +42,7 @@ def multiplies_bfloat16() -> bool:
 
 
 @cache
-def _is_possible() -> bool:
+def _is_supported() -> bool:
     return onednn_multiplies_bfloat16()
 
 
@@ -103,8 +103,8 @@ def _calls(
 
 
 def _register(name: str, dtype: torch.dtype) -> Crossover:
-    impossible = "oneDNN has no bfloat16 products on this processor"
-    return register(Crossover(name, partial(_calls, dtype), SHAPES, _is_possible, impossible))
+    why_unsupported = "oneDNN has no bfloat16 products on this processor"
+    return register(Crossover(name, partial(_calls, dtype), SHAPES, _is_supported, why_unsupported))
 
 
 HALVES = _register("bfloat16 products", torch.bfloat16)

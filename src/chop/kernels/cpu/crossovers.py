@@ -56,15 +56,15 @@ class Crossover:
         calls: makes the products that are measured.
         shapes: weights (outputs, columns) of the measurement. Others use the nearest in number of
             elements.
-        is_possible: returns False if oneDNN cannot compute such products on this processor.
-        impossible: the reason, as a clause.
+        is_supported: returns False if oneDNN cannot compute such products on this processor.
+        why_unsupported: the reason, as a clause.
     """
 
     name: str
     calls: Calls
     shapes: tuple[tuple[int, int], ...]
-    is_possible: Callable[[], bool]
-    impossible: str
+    is_supported: Callable[[], bool]
+    why_unsupported: str
 
     def is_used(self, shape: Sequence[int], rows: int) -> bool:
         """Returns True if oneDNN multiplies a number of rows by a weight (outputs, columns)."""
@@ -86,7 +86,7 @@ class Crossover:
         """Returns the table of this process or the stored one of this machine; None without one."""
         if (self.name, threads) in TABLES:
             return TABLES[self.name, threads]
-        stored = _tables_of(_read_all(), threads).get(self.name)
+        stored = _machine_tables(_read_all(), threads).get(self.name)
         names = {str(math.prod(shape)) for shape in self.shapes}
         if not isinstance(stored, dict) or stored.keys() != names:
             return None
@@ -121,7 +121,7 @@ def measure_all() -> None:
     """Measures all kinds of products again, for torch's number of threads."""
     if library().library is not None and _has_onednn():
         for crossover in CROSSOVERS.values():
-            if crossover.is_possible():
+            if crossover.is_supported():
                 crossover.measure(torch.get_num_threads())
     _fewest_rows.cache_clear()
 
@@ -130,7 +130,7 @@ def measure_all() -> None:
 def _fewest_rows(name: str, elements: int, threads: int) -> float:
     """Returns the rows from which oneDNN is faster, measured if the machine has no entry yet."""
     crossover = CROSSOVERS[name]
-    if not (crossover.is_possible() and _has_onednn()):
+    if not (crossover.is_supported() and _has_onednn()):
         return math.inf
     table = crossover.stored_table(threads) or crossover.measure(threads)
     return table[min(table, key=lambda known: abs(math.log(known / elements)))]
@@ -174,14 +174,14 @@ def _write_table(name: str, threads: int, table: Table) -> None:
     try:
         path = cache_folder() / FILE
         stored = _read_all()
-        tables = _tables_of(stored, threads) | {name: rows}
+        tables = _machine_tables(stored, threads) | {name: rows}
         with atomic_file(path) as temporary:
             temporary.write_text(json.dumps(stored | {_machine(threads): tables}, indent=1))
     except (OSError, ChopError):
         return  # a cache that cannot be written costs a measurement per process
 
 
-def _tables_of(stored: Mapping[str, object], threads: int) -> dict[str, object]:
+def _machine_tables(stored: Mapping[str, object], threads: int) -> dict[str, object]:
     tables = stored.get(_machine(threads))
     return tables if isinstance(tables, dict) else {}
 

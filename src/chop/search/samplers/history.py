@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +37,8 @@ class Coding:
         costs: (D, K), or None if no choice has costs.
         places: positions of each choice's options in [0, 1], in order of cost or, without costs, in
             the given order. Conditional spaces have one more position for inactive choices.
+        finished: finished trials at the start of each study: their number, the last one, and their
+            history.
     """
 
     def __init__(self, space: SearchSpace) -> None:
@@ -53,6 +57,9 @@ class Coding:
             np.append(rank / max(1, len(rank) - 1), [APART] * self.is_conditional)
             for rank in self.ranks
         ]
+        self.finished: WeakKeyDictionary[Study, tuple[int, FrozenTrial, History]] = (
+            WeakKeyDictionary()
+        )
         self._known: dict[int, tuple[FrozenTrial, Code | None]] = {}
 
     def config(self, code: Code) -> Config:
@@ -125,65 +132,105 @@ def _costs(space: SearchSpace) -> Array | None:
     return costs
 
 
-@dataclass
+@dataclass(frozen=True)
 class History:
     """Trials of a study as arrays.
 
     Attributes:
+        measured: (N, D) codes of trials with values, each configuration once.
+        values: (N, J) objectives, signed so that more is better.
+        limits: names of the constraints, sorted.
+        excess: (N, B) violation of each constraint, feasible at or below 0.
+        rows: codes of `measured`.
         taken: codes of all proposed configurations, with any outcome.
+        dropped: codes of pruned trials.
         pending: codes of running and waiting trials.
         undecided: number of earlier running trials without a configuration.
-        dropped: codes of pruned trials.
-        measured: (N, D) codes of trials with values.
-        values: (N, J) objectives, signed so that more is better.
-        excess: (N, B) violation of each constraint, feasible at or below 0.
     """
 
-    taken: set[Code] = field(default_factory=set)
-    pending: list[Code] = field(default_factory=list)
-    undecided: int = 0
-    dropped: list[Code] = field(default_factory=list)
-    measured: Codes = field(default_factory=lambda: np.empty((0, 0), dtype=np.int64))
-    values: Array = field(default_factory=lambda: np.empty((0, 0)))
+    measured: Codes
+    values: Array
+    limits: tuple[str, ...] = ()
     excess: Array = field(default_factory=lambda: np.empty((0, 0)))
+    rows: frozenset[Code] = frozenset()
+    taken: frozenset[Code] = frozenset()
+    dropped: tuple[Code, ...] = ()
+    pending: tuple[Code, ...] = ()
+    undecided: int = 0
 
 
 def read_history(study: Study, coding: Coding, number: int) -> History:
-    """Reads all trials except number `number`; each configuration once."""
+    """Reads all trials except number `number`; each configuration once.
+
+    Finished trials at the start of the study are read once and stay in `coding`, so that a
+    proposal costs the same after thousands of trials.
+    """
     signs = np.array([1.0 if d.name == "MAXIMIZE" else -1.0 for d in study.directions])
-    history = History()
+    trials = cached_trials(study)
+    count, last, history = coding.finished.get(study, (0, None, None))
+    if history is None or count > min(number, len(trials)) or trials[count - 1] is not last:
+        count = 0
+        history = History(np.empty((0, len(coding.counts)), np.int64), np.empty((0, len(signs))))
+    first = list(takewhile(lambda trial: trial.state.is_finished(), trials[count:number]))
+    if first:
+        count, history = count + len(first), _extend(history, first, coding, signs)
+        coding.finished[study] = count, first[-1], history
+    rest = [trial for trial in trials[count:] if trial.number != number]
+    history = _extend(history, rest, coding, signs)
+    # A concurrent trial without a configuration yet will propose one of its own.
+    early = (t for t in rest if t.number < number and t.state.name == "RUNNING")
+    return replace(history, undecided=sum(_code(t, coding) is None for t in early))
+
+
+def _extend(
+    history: History, trials: Sequence[FrozenTrial], coding: Coding, signs: Array
+) -> History:
+    """Returns a history with further trials."""
+    taken, dropped, pending = {*history.taken}, [*history.dropped], [*history.pending]
     rows: dict[Code, FrozenTrial] = {}
-    for trial in cached_trials(study):
-        code = coding.get_code(trial)
-        state = trial.state.name
-        if (
-            trial.number == number
-            or code is None
-            or trial.user_attrs.get("outcome") == CLAIMED_ELSEWHERE
-        ):
-            # A concurrent trial without a configuration yet will propose one of its own.
-            history.undecided += state == "RUNNING" and trial.number < number
+    for trial in trials:
+        code, state = _code(trial, coding), trial.state.name
+        if code is None:
             continue
-        if state == "COMPLETE":
+        if state == "COMPLETE" and code not in history.rows:
             # Repeats of a configuration have the values of its first trial.
             rows.setdefault(code, trial)
         elif state in ("RUNNING", "WAITING"):
-            history.pending.append(code)
+            pending.append(code)
         # A trial that was pruned without a report is infeasible and has no measured values.
-        elif state == "PRUNED" and trial.intermediate_values and code not in history.taken:
-            history.dropped.append(code)
-        history.taken.add(code)
-    history.measured = np.array(list(rows), dtype=np.int64).reshape(len(rows), len(coding.counts))
-    history.values = signs * np.array([t.values for t in rows.values()]).reshape(
-        len(rows), len(signs)
+        elif state == "PRUNED" and trial.intermediate_values and code not in taken:
+            dropped.append(code)
+        taken.add(code)
+    codes = np.array(list(rows), dtype=np.int64).reshape(len(rows), len(coding.counts))
+    values = signs * np.array([t.values for t in rows.values()]).reshape(len(rows), len(signs))
+    limits, excess = _excess(history, [get_excess(trial) for trial in rows.values()])
+    return History(
+        measured=np.concatenate([history.measured, codes]),
+        values=np.concatenate([history.values, values]),
+        limits=limits,
+        excess=excess,
+        rows=history.rows.union(rows),
+        taken=frozenset(taken),
+        dropped=tuple(dropped),
+        pending=tuple(pending),
     )
-    history.excess = _excess(list(rows.values()))
-    return history
 
 
-def _excess(trials: list[FrozenTrial]) -> Array:
-    """Returns violations (N, B); a constraint that a trial does not report counts as met."""
-    excesses = [get_excess(trial) for trial in trials]
-    names = sorted({name for each in excesses for name in each})
-    excess = [[each.get(name, 0.0) for name in names] for each in excesses]
-    return np.array(excess, dtype=float).reshape(len(trials), len(names))
+def _code(trial: FrozenTrial, coding: Coding) -> Code | None:
+    """Returns the code of a trial of this study's own, or None."""
+    is_elsewhere = trial.user_attrs.get("outcome") == CLAIMED_ELSEWHERE
+    return None if is_elsewhere else coding.get_code(trial)
+
+
+def _excess(
+    history: History, excesses: Sequence[Mapping[str, float]]
+) -> tuple[tuple[str, ...], Array]:
+    """Returns the names (B) and violations (N, B) of a history with further trials.
+
+    A constraint that a trial does not report counts as met.
+    """
+    limits = tuple(sorted({*history.limits, *(name for each in excesses for name in each)}))
+    earlier = np.zeros((len(history.measured), len(limits)))
+    earlier[:, [limits.index(name) for name in history.limits]] = history.excess
+    more = [[each.get(name, 0.0) for name in limits] for each in excesses]
+    return limits, np.concatenate([earlier, np.array(more).reshape(len(excesses), len(limits))])
