@@ -15,12 +15,12 @@ from tests.test_architecture import SOURCE, drawing, get_module, imported
 
 BOUNDS = {
     "subpackages": 36,
-    "imports between subpackages": 283,
-    "files": 1_118,
+    "imports between subpackages": 284,
+    "files": 1_127,
     "files at one level": 30,
-    "lines that are not blank": 133_300,
+    "lines that are not blank": 135_100,
     "functions per 1,000 lines of logic": 108,
-    "public functions and classes": 3_645,
+    "public functions and classes": 3_690,
     "lines of the longest file": 491,
 }
 SLACK = 0.02

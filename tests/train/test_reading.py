@@ -19,7 +19,7 @@ from transformers import ViTConfig, ViTForImageClassification
 from chop.data import load_dataset
 from chop.errors import ConfigError
 from chop.train import evaluate, fit, read_rows
-from chop.train.reading import read_columns
+from chop.train.given.reading import read_columns
 
 X = np.random.default_rng(0).normal(size=(50, 6))
 Y = (X[:, 0] > X[:, 1]).astype(np.int64)

@@ -13,7 +13,7 @@ from torch import nn
 from chop.config import convert
 from chop.data.load import check_label_columns, joined_labels
 from chop.errors import ConfigError, check_known, enumerate_names
-from chop.train.frames import is_frame, to_array
+from chop.train.given.frames import is_frame, to_array
 from chop.train.unlabeled import read_inputs
 from chop.workloads.pictures import SETTINGS
 from chop.workloads.settings import WorkloadConfig

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from chop.base.notices import assume
-from chop.train.reading import Column
+from chop.train.given.reading import Column
 from chop.train.rows import Rows
 
 log = logging.getLogger(__name__)

@@ -20,12 +20,12 @@ from chop.config import Range, with_checked_arguments
 from chop.data import label_column
 from chop.data.stratify import stratified_split
 from chop.errors import ConfigError
-from chop.train.label_columns import outputs_among
-from chop.train.label_values import read_labels, with_classes
+from chop.train.given.label_columns import outputs_among
+from chop.train.given.label_values import read_labels, with_classes
+from chop.train.given.reading import Column, NoLabelsError, as_column, is_numeric, read_columns
+from chop.train.given.row_checks import check_columns
 from chop.train.model_io import LABELS
 from chop.train.outputs import LabelPart, join_labels, outputs_task, split_labels
-from chop.train.reading import Column, NoLabelsError, as_column, is_numeric, read_columns
-from chop.train.row_checks import check_columns
 from chop.train.tasks import (
     IGNORED,
     Task,

@@ -11,7 +11,7 @@ from chop.base.notices import assume
 from chop.data import label_column
 from chop.data.labels import MAX_LISTED, numbers_of_names
 from chop.errors import ConfigError, enumerate_names
-from chop.train.frames import is_frame, is_series
+from chop.train.given.frames import is_frame, is_series
 
 
 def with_numbered_texts(

@@ -12,12 +12,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from chop.data import label_column
 from chop.errors import ConfigError
-from chop.train.arrays import dense
 from chop.train.feed import eval_mode
-from chop.train.frames import is_frame, is_series, split_frame
+from chop.train.given.arrays import dense
+from chop.train.given.frames import is_frame, is_series, split_frame
+from chop.train.given.reading import as_column, in_order, rows_of_batch, take_items
+from chop.train.given.row_checks import check_columns
 from chop.train.model_io import LABELS, POSITION, input_columns, read_output
-from chop.train.reading import as_column, in_order, rows_of_batch, take_items
-from chop.train.row_checks import check_columns
 from chop.train.rows import Rows, read_rows
 from chop.train.text_labels import with_numbered_texts
 from chop.train.user_code import read_items

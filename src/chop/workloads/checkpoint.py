@@ -38,8 +38,8 @@ from chop.models import BUILTIN_MODELS, builtin_model, check_own, is_own, load_m
 from chop.models.load import continues_texts
 from chop.runs import MANIFEST
 from chop.train import CAUSAL_LM, TASKS, Task, find_task, read_label_column
+from chop.train.given.reading import is_numeric
 from chop.train.outputs import MULTIOUTPUT
-from chop.train.reading import is_numeric
 from chop.train.segmentation import SEGMENTATION_TASK
 from chop.train.tasks import JUDGED_TASK, check_is_clear
 from chop.workloads.pictures import SETTINGS, get_preprocessing, reduces_labels

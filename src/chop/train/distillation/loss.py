@@ -18,8 +18,8 @@ from chop.train.distillation.settings import Distillation
 from chop.train.distillation.soft_losses import soft_losses
 from chop.train.distillation.teacher import Teacher, answers_as_labels, infer_unlabeled_task
 from chop.train.feed import Answered, Feed
+from chop.train.given.reading import NoLabelsError
 from chop.train.model_io import batch_loss, read_answers
-from chop.train.reading import NoLabelsError
 from chop.train.task import Task
 from chop.train.unlabeled import read_inputs
 

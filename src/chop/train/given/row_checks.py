@@ -13,7 +13,7 @@ from torch import Tensor
 
 from chop.data.cells import BEYOND
 from chop.errors import ConfigError, enumerate_names
-from chop.train.reading import Column
+from chop.train.given.reading import Column
 
 MAX_LISTED_ROWS = 5
 """Maximum number of rows that a message lists."""

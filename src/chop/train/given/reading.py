@@ -24,9 +24,9 @@ from torch.utils.data import (
 from chop.data import label_column
 from chop.data.bars import without_bars
 from chop.errors import MOST_NAMES, ConfigError, enumerate_names
-from chop.train.arrays import dense
-from chop.train.frames import is_frame, is_series, split_frame, to_array, to_matrix
-from chop.train.label_columns import label_columns
+from chop.train.given.arrays import dense
+from chop.train.given.frames import is_frame, is_series, split_frame, to_array, to_matrix
+from chop.train.given.label_columns import label_columns
 from chop.train.model_io import LABELS, POSITION
 from chop.train.user_code import read_items
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from chop.base.notices import assume
 from chop.errors import ConfigError
-from chop.train.reading import Column
+from chop.train.given.reading import Column
 from chop.train.task import Task, are_one_hot
 from chop.train.tasks import BINARY, CLASSIFICATION
 

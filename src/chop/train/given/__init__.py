@@ -1,0 +1,1 @@
+"""Rows as users give them: arrays, frames, loaders and lists, checked and read."""
