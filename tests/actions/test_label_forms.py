@@ -181,5 +181,5 @@ def test_bytes_are_texts_and_a_message_names_what_is_no_number():
     assert Workload.of(net(), (X, NAMES.astype("S3"))).task.name == "classification"
     with pytest.raises(ConfigError, match="column 'label': expected numbers, got 'a'"):
         read_rows(FRAME.assign(label=[1, "a"] * 45))
-    with pytest.raises(ConfigError, match="at least one column"):
+    with pytest.raises(ConfigError, match="at least one row, got 0 rows"):
         read_rows(pd.DataFrame({"a": [], "label": []}))

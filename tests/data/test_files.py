@@ -2,6 +2,7 @@
 
 import bz2
 import gc
+import gc
 import gzip
 import lzma
 
@@ -222,12 +223,14 @@ LATER = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # datasets leaves it open
 @pytest.mark.parametrize(("text", "message"), LATER.values(), ids=LATER)
 def test_a_row_of_another_kind_is_named(text, message, tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text(text)
     with pytest.raises(ConfigError, match=message):
         load_dataset(path)
+    gc.collect()
 
 
 @pytest.mark.parametrize(

@@ -148,6 +148,7 @@ def partial_and_refused() -> tuple[bool, dict[str, str], bool]:
     codes = distribute_tensor(torch.zeros(8, dtype=torch.uint8), mesh, [Replicate()])
     key = ScaleInteger(8).key
     calls = {
+        "attend": (x[None, None], x[None, None], x[None, None], 0, 1.0),
         "fake_quantize_marking": (x, key),
         "lsq_changed_gradients": (x, x, scales, key, False),
         "lsq_gradients": (x, x, scales, key, False),

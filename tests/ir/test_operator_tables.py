@@ -33,6 +33,7 @@ EXEMPT = {
     "ir/storage/allowed.py": "what a file may name, operator or not: a list that no row may widen",
     "ir/storage/shapes.py": "arithmetic of sizes, which are Python's numbers",
     "nn/fused/linear_activation.py": "what the kernel can apply, by the names that files keep",
+    "kernels/cpu/steps.py": "operators of aten that the recorded steps compute",
     "mase/quantized_classes.py": "the module paths of MASE, which group operators",
     "formats/": "rounds on a log or a linear scale",
     "models/": "models are made of layers",

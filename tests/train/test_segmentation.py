@@ -194,7 +194,7 @@ def test_more_classes_than_255_count_that_one_too():
         (
             torch.randn(2, 2, 5, 5),
             [torch.zeros(5, 5).long(), torch.zeros(4, 4).long()],
-            r"different sizes, \(5, 5\) and \(4, 4\); scale",
+            r"shape \(4, 4\), and row 0 has an array of shape \(5, 5\); bring",
         ),
     ],
 )

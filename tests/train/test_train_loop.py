@@ -235,7 +235,7 @@ def test_a_graph_instead_of_its_model_is_one_sentence(use):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"seed": "x"}, "seed: expected a whole number, got 'x'"),
+        ({"seed": "x"}, r"seed: expected a whole number from 0 to 2\^63 - 1, got 'x'"),
         ({"progress": True}, "progress: got True, expected a label of the bar"),
     ],
 )

@@ -42,6 +42,7 @@ TRAINING = (
 )
 EXPORT = "is for ONNX files; shard the graph that was exported"
 REFUSED: dict[str, str] = {
+    "attend": "records the token of a decoder, which one process decodes",
     "fake_quantize_marking": TRAINING,
     "lsq_changed_gradients": TRAINING,
     "lsq_gradients": TRAINING,
@@ -242,6 +243,7 @@ RULES: Mapping[str, tuple[Callable[..., Any], Callable[..., bool], int]] = {
 def register_strategies() -> None:
     """Registers the rules in DTensor, once per process."""
     from chop.export.onnx import operators as _onnx_operators  # noqa: F401 - defines the operators
+    from chop.kernels.cpu import steps as _steps  # noqa: F401 - the same
 
     for name, (layouts, accepts, static_argnum) in RULES.items():
         operator = getattr(torch.ops.chop, name).default

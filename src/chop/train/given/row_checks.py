@@ -44,10 +44,16 @@ def check_columns(columns: Mapping[str, Column], labels: Collection[str | None] 
         raise ConfigError(f"expected equally many rows in every column: {listed}.")
     for name, column in columns.items():
         if isinstance(column, list):
-            _check_shapes(name, column, can_pad=name in labels or MASK in columns)
+            has_labels = any(_lengths(column) == _lengths(columns[x]) for x in labels)
+            _check_shapes(name, column, can_pad=has_labels or MASK in columns)
         if name not in labels:
             _check_no_gaps(name, column)
     _check_mask(columns)
+
+
+def _lengths(column: Column) -> list[int]:
+    """Returns the number of elements of each row along its first dimension."""
+    return [len(row) if row.dim() else 0 for row in column]
 
 
 def _check_mask(columns: Mapping[str, Column]) -> None:
