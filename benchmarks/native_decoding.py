@@ -20,7 +20,6 @@ from transformers import StaticCache
 from chop import decode_natively
 from chop.base.tables import markdown_table
 from chop.captured.huggingface.cache_names import cache_name
-from chop.kernels.cpu.steps import KINDS
 from chop.models import load_model
 from chop.studies.generate import packed_graph
 
@@ -52,14 +51,15 @@ def row_of(model: Any, prompt: int, turns: int) -> dict[str, str]:
 
     token()
     steps = model.forward._steps._steps
+    names = [*steps.kinds]
     keys, values = ([getattr(x, n).data_ptr() for x in cache.layers] for n in ("keys", "values"))
 
     def time_of(kinds: set[str]) -> float:
-        chosen = [step for step in steps.steps if KINDS[step.kind] in kinds]
+        chosen = [step for step in steps.steps if names[step.kind] in kinds]
         some = dataclasses.replace(steps, steps=(type(chosen[0]) * len(chosen))(*chosen))
         return milliseconds(lambda: some.run(keys, values, prompt + 1, prompt), turns)
 
-    every = {*KINDS}
+    every = {*names}
     whole, in_steps = milliseconds(token, turns), time_of(every)
     parts = {
         "a token": whole,

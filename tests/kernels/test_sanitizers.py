@@ -11,7 +11,8 @@ from chop.base import native
 from chop.kernels.cpu import build
 
 FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g", "-O1")
-TESTS = ("test_packed.py", "test_int8.py", "test_lowest.py", "test_lsq.py", "test_searches.py")
+NAMES = ("packed", "int8", "lowest", "lsq", "searches", "steps")
+TESTS = [f"test_{name}.py" for name in NAMES]
 OWN_LOOPS = "not instruction_set and not whole_numbers"
 """What compiles loops of its own has had them in other settings."""
 RUN = """

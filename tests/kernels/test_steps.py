@@ -1,10 +1,12 @@
 """Recorded steps: torch's own results for other inputs, and operations that cannot be recorded."""
 
+import ctypes
+
 import pytest
 import torch
 import torch.nn.functional as F
 
-from chop.kernels.cpu import build
+from chop.kernels.cpu import build, steps
 from chop.kernels.cpu.steps import StepRecorder, UnsupportedStepError
 from tests.subcases import subcases
 
@@ -68,9 +70,48 @@ def test_attention_reads_the_cache():
         (lambda x: x.sum().item(), "is not supported"),
         (lambda x: 1 - x, "is not supported"),
         (lambda x: x @ torch.zeros(40, 4096), "a large layer is not packed"),
+        (lambda x: x > 0 if (x > 0).any() else x, "aten::gt is not supported"),
+        (lambda x: x ** x[0, 0, 0].div(x[0, 0, 0]).mul(2), "power of"),
+        (lambda x: torch.mul(ROW, 2, out=x), "aten::mul writes to a constant"),
     ],
 )
 def test_other_operations_are_named(function, reason):
     x = ROW.clone()
     with pytest.raises(UnsupportedStepError, match=reason), torch.no_grad(), StepRecorder([x]):
         function(x)
+
+
+def test_weights_are_read_again_and_never_written():
+    x, weight = ROW.clone(), WEIGHT.clone()
+    recorder = StepRecorder([x], [weight])
+    with torch.no_grad(), recorder:
+        y = x * (1 + weight[:, 0])
+    weight.data.mul_(3)
+    recorder.finish().run([], [], 1, 0)
+    torch.testing.assert_close(y, x * (1 + weight[:, 0]))
+    recorder = StepRecorder([x], [weight])
+    refused = pytest.raises(UnsupportedStepError, match="writes to a constant")
+    with refused, torch.no_grad(), recorder:
+        weight.add_(x[0, 0, :1])
+
+
+def test_empty_parts_and_values_that_are_not_finite():
+    x = ROW.clone()
+    recorder = StepRecorder([x])
+    with torch.no_grad(), recorder:
+        empty = x[:0] * 2 + 1
+        y = torch.cat((F.relu(x), x.exp()), -1)
+    x[0, 0, :6] = torch.tensor([torch.nan, torch.inf, -torch.inf, 88.7, 89.0, -104.0])
+    recorder.finish().run([], [], 1, 0)
+    assert empty.shape == (0, 3, 40)
+    expected = torch.cat((F.relu(x), x.exp()), -1)
+    torch.testing.assert_close(y, expected, equal_nan=True, rtol=1e-5, atol=2e-6)
+
+
+def test_a_library_of_another_version_is_refused(monkeypatch):
+    steps._loops.cache_clear()
+    with monkeypatch.context() as changes:
+        changes.setattr(steps, "_Step", ctypes.c_int32)
+        with pytest.raises(UnsupportedStepError, match="of another version; restart Python"):
+            StepRecorder([])
+    assert StepRecorder([]).finish().kinds["attend"] == 21

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,8 +18,8 @@ from chop.captured.huggingface.cache_names import cache_name, find_cache
 from chop.errors import ConfigError
 from chop.kernels.cpu.steps import StepRecorder, UnsupportedStepError
 from chop.private.modules import has_forward_hooks, own_buffers, own_parameters
-from chop.private.torch_api import write_count
-from chop.private.transformers_api import attention_functions, attention_name, set_attention_name
+from chop.private.torch_api import global_forward_hooks, write_count
+from chop.private.transformers_api import attention_functions, set_attention_name
 
 ATTENTION = "chop_one_token"
 """Name of the attention function during a recording."""
@@ -31,8 +32,8 @@ SUPPORTED = (
     "return_dict",
 )
 """Keywords of a call for one token."""
-UNKNOWN: tuple[list[Any], list[Tensor]] = ([], [])
-"""State of a model that has not been recorded."""
+OWN_FORWARD = "forward"
+"""Attribute of a module that replaces the method of its class."""
 UNUSED = ("position_ids", "use_cache", "output_attentions")
 """Keywords of attention functions that do not change the result of one token."""
 
@@ -44,8 +45,7 @@ def decode_natively(model: nn.Module) -> nn.Module:
     which later tokens run in C++. The results differ from the model's by float32 rounding. All
     other calls are those of the model: prompts, several texts, other caches, padding, hooks,
     training, and models with operations that cannot be recorded, which is reported once. Changed
-    weights and layers are recorded again with the next text. Call the function again after changing
-    other attributes of modules.
+    weights, layers, and numbers among their attributes are recorded again with the next text.
 
     Args:
         model: decoder of transformers in evaluation mode on a CPU, with packed layers and float32
@@ -53,7 +53,7 @@ def decode_natively(model: nn.Module) -> nn.Module:
     Returns: the model.
 
     Raises:
-        ConfigError: if the model is not a decoder of transformers.
+        ConfigError: if the model is not a decoder of transformers, or has a `forward` of its own.
 
     Example:
         model = decode_natively(AutoModelForCausalLM.from_pretrained("runs/compress/model"))
@@ -62,6 +62,11 @@ def decode_natively(model: nn.Module) -> nn.Module:
     if not getattr(model, "can_generate", bool)():
         raise ConfigError(
             f"decode_natively: expected a decoder of transformers, got a {type(model).__name__}."
+        )
+    if not isinstance(vars(model).get(OWN_FORWARD), NativeForward | None):
+        raise ConfigError(
+            "decode_natively: the model has a forward of its own, such as a compiled one. Delete "
+            "the attribute with `del model.forward` first."
         )
     model.forward = NativeForward(model)
     return model
@@ -81,7 +86,7 @@ class NativeForward:
         self.__signature__ = inspect.signature(type(model).forward.__get__(model))
         self._running = threading.Lock()
         self._steps: _Token | None = None
-        self._recorded_for: tuple[list[Any], list[Tensor]] = UNKNOWN
+        self._recorded_for: _State | None = None
         # The model is compared with the recorded one at the first token of each text.
         self._text: Callable[[], Any] = lambda: None
 
@@ -107,11 +112,12 @@ class NativeForward:
 
     def _logits(self, ids: Tensor, cache: Any) -> Tensor | None:
         """Returns logits of one token (1, 1, vocabulary), or None if the model has to run."""
-        if self._text() is not cache:
+        is_first = int(cache.layers[0].cumulative_length) == 0  # of a cache that was reset
+        if self._text() is not cache or is_first:
             state = _state(self.model)
-            if state is None or state[0] != self._recorded_for[0]:
-                self._steps = None if state is None else _recorded(self.model, ids, cache)
-                self._recorded_for = state or UNKNOWN
+            if state is None or state != self._recorded_for:
+                self._steps = None if state is None else _recorded(self.model, ids, cache, state)
+                self._recorded_for = state
             self._text = weakref.ref(cache)
         if self._steps is None or not self._steps.fits(cache):
             return None
@@ -121,28 +127,48 @@ class NativeForward:
         return logits
 
 
+@dataclass(frozen=True)
+class _State:
+    """Parts of a model that recorded steps depend on.
+
+    Attributes:
+        values: settings, and identities of modules and tensors.
+        tensors: parameters and buffers. Their identities are not used again while they exist.
+    """
+
+    values: list[Any]
+    tensors: list[Tensor] = field(compare=False)
+
+
 class _Token:
     """Recorded steps of one token.
 
     Args:
-        model: decoder.
+        model: decoder. It stays as it is: the steps are those of a copy with the same tensors.
         ids: a token, (1, 1).
+        tensors: parameters and buffers.
 
     Raises:
         UnsupportedStepError: if an operation cannot run as a step.
     """
 
-    def __init__(self, model: Any, ids: Tensor) -> None:
+    def __init__(self, model: Any, ids: Tensor, tensors: list[Tensor]) -> None:
+        from transformers import modeling_utils
+
         self._embed = model.get_input_embeddings()
         with torch.inference_mode(False), torch.no_grad():
             self._row = self._embed(ids).clone()
             self._position = torch.ones(1, 1, dtype=torch.int64)
-            recorder = StepRecorder((self._row, self._position))
+            recorder = StepRecorder(
+                (self._row, self._position), [x for x in tensors if x.dtype == torch.float32]
+            )
             given = {cache_name(model): _one_token_cache(), "position_ids": self._position}
-            with _recorded_attention(model), recorder:
-                output = type(model).forward(
-                    model, inputs_embeds=self._row, use_cache=True, **given
-                )
+            # Other threads may run the model meanwhile, with its own attention and buffers.
+            twin = copy.deepcopy(model, {id(x): x for x in tensors})
+            attention_functions(modeling_utils)[ATTENTION] = _attend
+            set_attention_name(twin.config, ATTENTION)
+            with recorder:
+                output = type(model).forward(twin, inputs_embeds=self._row, use_cache=True, **given)
         self._logits: Tensor = output.logits
         self._steps = recorder.finish()
         if sorted(self._steps.caches) != [*range(len(self._steps.caches))]:
@@ -171,19 +197,23 @@ class _Token:
         return self._logits.clone()
 
 
-def _recorded(model: Any, ids: Tensor, cache: Any) -> _Token | None:
+def _recorded(model: Any, ids: Tensor, cache: Any, state: _State) -> _Token | None:
     """Returns the steps, checked against the model; None if they cannot be used."""
     try:
-        token = _Token(model, ids)
+        token = _Token(model, ids, state.tensors)
     except UnsupportedStepError as reason:
         _report(model, str(reason))
         return None
     if not token.fits(cache):
         return None
     logits = token.run(ids, cache)
-    given = {"input_ids": ids, cache_name(model): cache, "use_cache": True}
-    expected = type(model).forward(model, **given).logits
+    name = cache_name(model)
+    output = type(model).forward(model, input_ids=ids, use_cache=True, **{name: cache})
     cache.crop(-1)
+    if not isinstance(output, Mapping) or {*output} != {"logits", name}:
+        _report(model, "its configuration asks for other outputs than logits and a cache")
+        return None
+    expected: Tensor = output["logits"]
     error = (logits - expected).abs().max()
     if not error <= TOLERANCE * expected.abs().max():
         _report(model, f"recorded steps differ by {error.item():.2g} from the model")
@@ -210,12 +240,14 @@ def _is_one_token(model: nn.Module, kwargs: dict[str, Any], cache: Any) -> bool:
         return False
     if kwargs.get("use_cache") is False or kwargs.get("return_dict") is False:
         return False
-    if not _is_plain_static(cache):
+    if isinstance(kwargs.get("logits_to_keep"), Tensor) or not _is_plain_static(cache):
         return False
-    position, positions = int(cache.layers[0].cumulative_length), kwargs.get("position_ids")
+    first, positions = cache.layers[0], kwargs.get("position_ids")
+    position, tokens = int(first.cumulative_length), first.max_cache_len
     is_next = positions is None or (positions.numel() == 1 and int(positions) == position)
-    is_within = position < cache.layers[0].max_cache_len
-    return is_next and is_within and _sees_all(kwargs.get("attention_mask"), position)
+    # Cropping may leave a negative length.
+    is_within = 0 <= position < tokens
+    return is_next and is_within and _sees_all(kwargs.get("attention_mask"), position, tokens)
 
 
 def _is_plain_static(cache: Any) -> bool:
@@ -223,63 +255,74 @@ def _is_plain_static(cache: Any) -> bool:
     from transformers import StaticCache
     from transformers.cache_utils import StaticLayer
 
-    return type(cache) is StaticCache and all(
-        type(layer) is StaticLayer
-        and layer.is_initialized
-        and layer.keys.dtype == torch.float32
-        and layer.keys.is_cpu
-        for layer in cache.layers
+    return (
+        type(cache) is StaticCache
+        and len(cache.layers) > 0
+        and all(
+            type(layer) is StaticLayer
+            and layer.is_initialized
+            and layer.keys.dtype == torch.float32
+            and layer.keys.is_cpu
+            for layer in cache.layers
+        )
     )
 
 
-def _sees_all(mask: Any, position: int) -> bool:
-    """Returns whether a mask of one row lets the token attend to all tokens before it."""
-    if mask is None:
-        return True
-    if not isinstance(mask, Tensor) or mask.numel() != mask.size(-1):
-        return False
-    seen = mask.flatten()[: position + 1]
-    return bool((seen == 0).all() if mask.is_floating_point() else seen.all())
+def _sees_all(mask: Any, position: int, tokens: int) -> bool:
+    """Returns whether a mask of one row shows all tokens up to `position`, and no others.
 
-
-def _state(model: nn.Module) -> tuple[list[Any], list[Tensor]] | None:
-    """Returns the identities of modules and tensors, and the tensors, whose identities they keep.
-
-    None if other Python code decides the result.
+    Args:
+        mask: mask of tokens, (1, T), of a whole cache, (1, 1, 1, tokens), or None. `generate`
+            passes masks by the kind of the layers if a configuration lists kinds.
+        position: number of tokens before the token.
+        tokens: size of the cache.
     """
-    state: list[Any] = [attention_name(model.config)]
+    if isinstance(mask, Mapping):
+        return all(_sees_all(x, position, tokens) for x in mask.values())
+    if not isinstance(mask, Tensor):
+        return mask is None
+    if mask.ndim == 2:
+        # Attention is causal, and tokens beyond the mask are hidden.
+        return len(mask) == 1 and mask.size(1) > position and bool(mask[0, : position + 1].all())
+    if mask.shape != (1, 1, 1, tokens):
+        return False
+    if mask.is_floating_point():
+        shown, hidden = mask == 0, mask <= torch.finfo(mask.dtype).min
+    else:
+        shown, hidden = mask.bool(), mask.logical_not()
+    is_known = mask.is_floating_point() or mask.dtype == torch.bool
+    after = position + 1
+    return is_known and bool(shown[..., :after].all() and hidden[..., after:].all())
+
+
+def _state(model: nn.Module) -> _State | None:
+    """Returns the state of a model; None if other Python code decides the result."""
+    state: list[Any] = [_settings(model.config)]
     tensors: list[Tensor] = []
+    if global_forward_hooks():
+        _report(model, "all modules have hooks")
+        return None
     for module in model.modules():
         name = type(module).__name__
         if not type(module).__module__.startswith(PLAIN):
             _report(model, f"{name} is not a module of torch, transformers or chop")
             return None
         # Those of the model itself run before and after its forward.
-        if module is not model and (has_forward_hooks(module) or "forward" in vars(module)):
+        if module is not model and (has_forward_hooks(module) or OWN_FORWARD in vars(module)):
             _report(model, f"a {name} has hooks or a forward of its own")
             return None
-        state.append((module, module.training))
+        state.append((module, _settings(module)))
         for x in (*own_parameters(module).values(), *own_buffers(module).values()):
             if x is not None:
                 count = None if x.is_inference() else write_count(x)
-                state.append((id(x), x.data_ptr(), count))
+                state.append((id(x), x.data_ptr(), x.dtype, count))
                 tensors.append(x)
-    return state, tensors
+    return _State(state, tensors)
 
 
-@contextmanager
-def _recorded_attention(model: Any) -> Iterator[None]:
-    """Records attention as one operation, without masks."""
-    from transformers import modeling_utils
-
-    functions, before = attention_functions(modeling_utils), attention_name(model.config)
-    functions[ATTENTION] = _attend
-    set_attention_name(model.config, ATTENTION)
-    try:
-        yield
-    finally:
-        set_attention_name(model.config, before)
-        del functions[ATTENTION]
+def _settings(owner: Any) -> dict[str, Any]:
+    """Returns the attributes of a module or configuration that are numbers or text."""
+    return {n: x for n, x in vars(owner).items() if isinstance(x, int | float | str)}
 
 
 def _attend(

@@ -1,5 +1,6 @@
 // Lists of steps: the operations of one generated token of a decoder, in one call.
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -16,10 +17,14 @@ namespace {
 constexpr int DIMS = 5;
 constexpr int64_t LANES = 16;  // sums side by side, since additions may not be reordered
 
-enum Kind : int32_t {
-    COPY, COPY_INTEGER, NEGATE, RSQRT, SQUARE, SILU, SIGMOID, TANH, EXP, COS, SIN, RELU, GELU,
-    GELU_TANH, ADD, SUBTRACT, MULTIPLY, DIVIDE, MEAN, PRODUCT, LINEAR, ATTEND
-};
+// Python reads the names, so that it has the numbers of the library that runs the steps.
+#define EACH_KIND(X) \
+    X(COPY) X(COPY_INTEGER) X(NEG) X(RSQRT) X(SQUARE) X(SILU) X(SIGMOID) X(TANH) X(EXP) X(COS) \
+    X(SIN) X(RELU) X(GELU) X(GELU_TANH) X(ADD) X(SUB) X(MUL) X(DIV) X(MEAN) X(PRODUCT) X(LINEAR) \
+    X(ATTEND)
+#define AS_ENUMERATOR(kind) kind,
+#define AS_TEXT(kind) #kind " "
+enum Kind : int32_t { EACH_KIND(AS_ENUMERATOR) };
 
 // `kernels/cpu/steps.py` has the same fields.
 struct Step {
@@ -53,23 +58,23 @@ INLINE float exponential(float x) {
 
 template <int32_t kind> INLINE float applied(float a, float b) {
     switch (kind) {
-        case NEGATE: return -a;
+        case NEG: return -a;
         case RSQRT: return 1.0f / std::sqrt(a);
         case SQUARE: return a * a;
         case SILU: return a / (1.0f + exponential(-a));
         case SIGMOID: return 1.0f / (1.0f + exponential(-a));
         case TANH: return std::tanh(a);
-        case EXP: return exponential(a);
+        case EXP: return std::exp(a);
         case COS: return std::cos(a);
         case SIN: return std::sin(a);
-        case RELU: return a > 0 ? a : 0;
+        case RELU: return a < 0 ? 0 : a;  // NaN passes
         case GELU: return 0.5f * a * (1.0f + std::erf(a * 0.70710678f));
         case GELU_TANH:
             return 0.5f * a * (1.0f + std::tanh(0.79788456f * (a + 0.044715f * a * a * a)));
         case ADD: return a + b;
-        case SUBTRACT: return a - b;
-        case MULTIPLY: return a * b;
-        case DIVIDE: return a / b;
+        case SUB: return a - b;
+        case MUL: return a * b;
+        case DIV: return a / b;
         default: return a;
     }
 }
@@ -89,6 +94,7 @@ INLINE void line_of(const float* a, int64_t da, const float* b, int64_t db, floa
 // Calls work(offsets of operand, operand, result) for each line of the last dimension.
 template <class Work> INLINE void each_line(const Step& s, Work work) {
     int64_t at[3] = {}, index[DIMS] = {};
+    if (std::count(s.shape, s.shape + DIMS - 1, 0)) return;
     for (;;) {
         work(at[0], at[1], at[2]);
         int d = DIMS - 2;
@@ -202,11 +208,11 @@ CLONES void attend(const Step& s, float* keys, float* values, int64_t tokens, in
 #define ELEMENTWISE(kind) case kind: return elementwise<kind>(s)
 void run(const Step& s, int32_t threads) {
     switch (s.kind) {
-        ELEMENTWISE(COPY); ELEMENTWISE(NEGATE); ELEMENTWISE(RSQRT); ELEMENTWISE(SQUARE);
+        ELEMENTWISE(COPY); ELEMENTWISE(NEG); ELEMENTWISE(RSQRT); ELEMENTWISE(SQUARE);
         ELEMENTWISE(SILU); ELEMENTWISE(SIGMOID); ELEMENTWISE(TANH); ELEMENTWISE(EXP);
         ELEMENTWISE(COS); ELEMENTWISE(SIN); ELEMENTWISE(RELU); ELEMENTWISE(GELU);
-        ELEMENTWISE(GELU_TANH); ELEMENTWISE(ADD); ELEMENTWISE(SUBTRACT); ELEMENTWISE(MULTIPLY);
-        ELEMENTWISE(DIVIDE);
+        ELEMENTWISE(GELU_TANH); ELEMENTWISE(ADD); ELEMENTWISE(SUB); ELEMENTWISE(MUL);
+        ELEMENTWISE(DIV);
         case COPY_INTEGER: return copy_integers(s);
         case MEAN: return means(s);
         case PRODUCT: return products(s);
@@ -222,6 +228,11 @@ void run(const Step& s, int32_t threads) {
 }  // namespace
 
 extern "C" {
+
+// Names of the kinds of steps, in the order of their numbers.
+const char* chop_step_kinds() { return EACH_KIND(AS_TEXT); }
+
+int32_t chop_step_bytes() { return sizeof(Step); }
 
 // Runs a list of steps for the token at `position`. `keys` and `values` are the caches of each
 // layer, (heads, tokens, size), float32.

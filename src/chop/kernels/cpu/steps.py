@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -19,12 +20,6 @@ from chop.private.torch_api import TorchDispatchMode, get_schema
 
 DIMS = 5
 """Largest number of dimensions."""
-KINDS = (
-    *("copy", "copy_integer", "neg", "rsqrt", "square", "silu", "sigmoid", "tanh", "exp", "cos"),
-    *("sin", "relu", "gelu", "gelu_tanh", "add", "sub", "mul", "div", "mean", "product"),
-    *("linear", "attend"),
-)
-"""Kinds of steps, the enumeration in `steps.cpp`."""
 UNARY = ("neg", "rsqrt", "silu", "sigmoid", "tanh", "exp", "cos", "sin", "relu")
 BINARY = ("add", "sub", "mul", "div")
 COPIES = ("clone", "_to_copy")
@@ -76,14 +71,16 @@ class Steps:
     Attributes:
         loops: compiled library.
         steps: array of `_Step`.
-        alive: tensors whose memory the steps read and write.
+        alive: memory that the steps read and write.
         caches: heads and size of a head, by layer.
+        kinds: numbers of the kinds of steps by name.
     """
 
     loops: ctypes.CDLL
     steps: Any
     alive: list[Any]
     caches: dict[int, tuple[int, int]]
+    kinds: dict[str, int]
 
     def run(self, keys: Sequence[int], values: Sequence[int], tokens: int, position: int) -> None:
         """Runs the steps for one token.
@@ -109,6 +106,24 @@ class UnsupportedStepError(Exception):
     """Operation that a list of steps cannot run; the message names it."""
 
 
+@lru_cache(maxsize=1)
+def _loops() -> tuple[ctypes.CDLL, dict[str, int]]:
+    """Returns the C++ library, and its numbers of the kinds of steps by name.
+
+    Raises:
+        UnsupportedStepError: if there is no library, or if it is not of this version.
+    """
+    loops = library().library
+    if loops is None:
+        raise UnsupportedStepError("there is no C++ compiler")
+    # Files that change while Python runs are compiled as they are then.
+    if loops.chop_step_bytes() != ctypes.sizeof(_Step):
+        raise UnsupportedStepError("the C++ library is of another version; restart Python")
+    loops.chop_step_kinds.restype = ctypes.c_char_p
+    names = loops.chop_step_kinds().decode().lower().split()
+    return loops, {name: number for number, name in enumerate(names)}
+
+
 class StepRecorder(TorchDispatchMode):
     """Recorder of the operations that depend on some tensors, while they run once.
 
@@ -117,44 +132,44 @@ class StepRecorder(TorchDispatchMode):
 
     Args:
         inputs: tensors that change between runs; their memory stays in place.
+        weights: tensors that may change between runs, and that no step may write.
 
     Raises:
-        UnsupportedStepError: during an operation that cannot be recorded.
+        UnsupportedStepError: if there is no C++ library, and during an operation that cannot be
+            recorded.
     """
 
-    def __init__(self, inputs: Iterable[Tensor]) -> None:
+    def __init__(self, inputs: Sequence[Tensor], weights: Sequence[Tensor] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._library, self._kinds = _loops()
         self._steps: list[_Step] = []
-        self._alive: list[Any] = [*inputs]
+        # Tensors can move to other memory, as in `model.to(dtype)`, but storages cannot.
+        self._alive: list[Any] = [x.untyped_storage() for x in (*inputs, *weights)]
         self._caches: dict[int, tuple[int, int]] = {}
-        self._changing = {_memory(x) for x in self._alive}
+        self._changing = {storage.data_ptr() for storage in self._alive}
+        self._weights = {_memory(x) for x in weights}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs an operation, and records it."""
         result = func(*args, **(kwargs or {}))
-        given = [x for x in _flat(args) if isinstance(x, Tensor)]
-        self._alive += [*given, *(x for x in _flat([result]) if isinstance(x, Tensor))]
+        given = [x for x in _flat((*args, *(kwargs or {}).values())) if isinstance(x, Tensor)]
+        results = [x for x in _flat([result]) if isinstance(x, Tensor)]
+        self._alive += [x.untyped_storage() for x in (*given, *results)]
         if any(_memory(x) in self._changing for x in given):
             self._record(func, args, kwargs or {}, result, given)
         return result
 
     def finish(self) -> Steps:
-        """Returns the recorded steps.
-
-        Raises:
-            UnsupportedStepError: if there is no C++ library.
-        """
-        loops = library().library
-        if loops is None:
-            raise UnsupportedStepError("there is no C++ compiler")
-        return Steps(loops, (_Step * len(self._steps))(*self._steps), self._alive, self._caches)
+        """Returns the recorded steps."""
+        steps = (_Step * len(self._steps))(*self._steps)
+        return Steps(self._library, steps, self._alive, self._caches, self._kinds)
 
     def _record(self, func: Any, args: Any, kwargs: Any, result: Any, given: list[Tensor]) -> None:
         schema = get_schema(func)
         name = schema.name.partition("::")[2]
         if schema.is_mutable:
             name, target = name.removesuffix("_"), args[0]
-            if result is not target or _memory(target) not in self._changing:
+            if result is not target or _memory(target) not in self._changing - self._weights:
                 raise UnsupportedStepError(f"{schema.name} writes to a constant")
         elif _are_views(result, given):
             return
@@ -192,7 +207,7 @@ class StepRecorder(TorchDispatchMode):
     ) -> _Step:
         if len(shape) > DIMS or result.dtype != torch.float32:
             raise UnsupportedStepError(f"{kind} of {len(shape)} dimensions in {result.dtype}")
-        step = _Step(kind=KINDS.index(kind), result=result.data_ptr())
+        step = _Step(kind=self._kinds[kind], result=result.data_ptr())
         step.shape[:] = _padded(shape, 1)
         step.strides[2][:] = _padded(strides, 0)
         self._steps.append(step)
@@ -202,13 +217,13 @@ class StepRecorder(TorchDispatchMode):
         self, step: _Step, index: int, x: Tensor, strides: Sequence[int], is_integer: bool = False
     ) -> None:
         if x.dtype != (torch.int64 if is_integer else torch.float32) or not x.is_cpu:
-            raise UnsupportedStepError(f"{KINDS[step.kind]} of {x.dtype}")
+            raise UnsupportedStepError(f"{[*self._kinds][step.kind]} of {x.dtype}")
         step.operands[index] = x.data_ptr()
         step.strides[index][:] = _padded(strides, 0)
 
     def record_pow(self, result: Tensor, x: Tensor, exponent: Any) -> None:
         """Records squares and cubes."""
-        if exponent not in (2, 3):
+        if isinstance(exponent, Tensor) or exponent not in (2, 3):
             raise UnsupportedStepError(f"a power of {exponent} is not supported")
         self._lines("square", result, x)
         if exponent == 3:
@@ -230,7 +245,7 @@ class StepRecorder(TorchDispatchMode):
         """Records a normalization as steps on elements."""
         y, mean, factor = results
         squares = y.new_empty(y.shape)
-        self._alive.append(squares)
+        self._alive.append(squares.untyped_storage())
         self.record_mean(mean, x, (-1,) if len(shape) == 1 else (), keepdim=True)
         self._lines("sub", y, x, mean)
         self._lines("square", squares, y)
@@ -321,6 +336,8 @@ class StepRecorder(TorchDispatchMode):
         step = self._step("attend", result, (1, 1, key_heads, groups, size), ())
         for index, x in enumerate((query, key, value)):
             self._set(step, index, x, ())
+        if layer in self._caches:
+            raise UnsupportedStepError("layers that share a cache are not supported")
         step.layer, step.scalar = layer, scale
         self._caches[layer] = key_heads, size
 
