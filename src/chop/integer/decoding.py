@@ -113,7 +113,7 @@ class StepLowering(GraphLowering):
     def add_inputs(self) -> None:
         """Adds the inputs, and the counter that gives the position of the token."""
         super().add_inputs()
-        start = Codes(self._inputs[self._start], None)
+        start = Codes(self.uncoded.inputs[self._start], None)
         counter = IntegerPosition(self._length)
         self._position = self.call(self._start, counter, (start,), "_position")
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
-from chop.errors import ConfigError
+from chop.base.notices import warn_each_time
+from chop.errors import ConfigError, enumerate_names
 from chop.integer.attention import lower_attention
 from chop.integer.decoding import START, StepLowering, add_start, token_steps
 from chop.integer.folding import Folded, drop_empty_fills, fold
@@ -22,9 +23,11 @@ from chop.ir.annotate import annotate
 from chop.ir.graph import MaseGraph
 from chop.ir.metadata import MaseMetadata
 from chop.ir.settled import hooked_modules, missing_forms, refuse_hooks, refuse_nested
-from chop.nn.integer import Decode, Encode, IntegerOptions
+from chop.nn.integer import Decode, Encode, IntegerOperator, IntegerOptions
 
 WHERE = "lower_to_integer_transform_pass"
+FEWER_BITS = 3
+"""Bits that a loadable number may have less than in its circuit without a warning."""
 
 
 @dataclass(frozen=True)
@@ -153,3 +156,31 @@ def _fixed_sizes(example: Mapping[str, Any], folded: Folded) -> dict[str, tuple[
     tensors = {name: value for name, value in example.items() if isinstance(value, Tensor)}
     free = 0 if folded.reads_sizes else 1
     return {name: (*[None] * free, *x.shape[free:])[: x.dim()] for name, x in tensors.items()}
+
+
+def warn_about_lost_bits(mg: MaseGraph, circuit: Mapping[str, nn.Module]) -> None:
+    """Warns if scales, norms or slopes are far smaller than those that a circuit was emitted with.
+
+    A circuit emitted for them would have another shift, and would not round them to fewer bits.
+
+    Args:
+        mg: an integer graph.
+        circuit: operators of the circuit by path, see `IntegerOptions`.
+    """
+    coarse = []
+    for path, operator in mg.model.named_modules():
+        like = circuit.get(path)
+        if not (isinstance(operator, IntegerOperator) and isinstance(like, type(operator))):
+            continue
+        if operator.is_loadable and (name := operator.circuit_numbers):
+            numbers = getattr(operator, name), getattr(like, name)
+            own, bits = (int(each.abs().max()).bit_length() for each in numbers)
+            if own <= bits - FEWER_BITS:
+                coarse.append(f"{path}.{name} ({own} bits instead of {bits})")
+    if coarse:
+        warn_each_time(
+            "These numbers are far smaller than those of the circuit, and are rounded to fewer "
+            f"bits: {enumerate_names(coarse, 4)}. Compare the accuracy, or emit a circuit for this "
+            "model.",
+            UserWarning,
+        )

@@ -30,11 +30,10 @@ from chop.integer.calls import (
 )
 from chop.integer.folding import Folded
 from chop.integer.grids import AnyGrid, Grids, grid_text, holds, requantizer
-from chop.integer.masks import proven_mask
 from chop.integer.steps import Attended, Codes, Step
 from chop.integer.suggestions import ROUNDED_AHEAD, explain_missing_format
+from chop.integer.uncoded import UncodedValues
 from chop.ir.graph import MaseGraph
-from chop.ir.ops import Kind
 from chop.nn.integer import (
     BlockGrid,
     ChannelMap,
@@ -55,7 +54,6 @@ from chop.nn.integer import (
     IntegerThresholds,
     Table,
 )
-from chop.nn.integer.mask import KeptKeys
 from chop.nn.integer.table import exceeds_table
 from chop.nn.quantized import QuantizedOperator, QuantScaledDotProductAttention
 
@@ -89,12 +87,11 @@ class GraphLowering:
         self.mg, self.folded, self.grids, self.options = mg, folded, grids, options
         self.whole, self._lower_attention = folded, lower_attention
         self.builder = GraphBuilder(mg)
+        self.uncoded = UncodedValues(mg, folded, self.builder)
         self.steps: list[Step] = []
         self._steps_by_node: dict[fx.Node, Step] = {}
         self._exact: dict[fx.Node, Codes] = {}
         self._coded: dict[tuple[fx.Node, AnyGrid], Codes] = {}
-        self._inputs: dict[fx.Node, fx.Node] = {}
-        self._others: dict[fx.Node, fx.Node] = {}
 
     def run(self) -> None:
         """Builds the whole graph, with the inputs and outputs of the old one."""
@@ -104,59 +101,27 @@ class GraphLowering:
 
     def add_inputs(self) -> None:
         """Adds the inputs of the old graph."""
-        for node in self.mg.nodes:
-            if node.op == "placeholder":
-                self._inputs[node] = self.builder.placeholder(node)
+        self.uncoded.add_inputs()
 
     def decoded(self, node: fx.Node) -> Any:
         """Returns a node's result as real numbers, or the output structure of the model."""
         if not self.folded.has_tensors(node):
             static = node in self.folded.static
-            return self._folded(node) if static else self.builder.again(node, self.decoded)
+            return self.folded.values[node] if static else self.builder.again(node, self.decoded)
         if not self.folded.is_float(node):
-            return self.whole_numbers(node)
+            return self.uncoded.whole_numbers(node)
         if node not in self.folded.static and is_moved(self.mg, node, self.folded):
-            return self._move(node, self.decoded)
+            return self.uncoded.move(node, self.decoded)
         exact = self.exact(node)
         if node in self._steps_by_node:
             self._steps_by_node[node].is_decoded = True
         return self.builder.call_module(node, Decode(exact.proven), (exact.node,), "_decoded")
 
-    def whole_numbers(self, node: fx.Node) -> fx.Node:
-        """Returns integer values, such as token ids, unchanged from the quantized graph."""
-        if node in self._inputs:
-            return self._inputs[node]
-        if node not in self._others:
-            if node in self.folded.static:
-                made = self.builder.constant(node, self.folded.values[node].clone())
-            else:
-                made = self._move(node, self.whole_numbers)
-            self._others[node] = made
-        return self._others[node]
-
     def visible_keys(
         self, node: fx.Node, mask: Any, is_causal: bool, sizes: tuple[int, int]
     ) -> fx.Node | None:
-        """Returns the boolean mask of an attention; None if no key is masked.
-
-        Args:
-            node: the attention.
-            mask: its mask argument, a node or None.
-            is_causal: its argument.
-            sizes: numbers of queries and of keys.
-        """
-        source = None
-        if isinstance(mask, fx.Node):
-            proven = proven_mask(self.mg, mask, self.folded)
-            source, is_causal = proven.source, proven.is_causal
-        if source is None and not is_causal:
-            return None
-        like = mask if isinstance(mask, fx.Node) else node
-        if like not in self._others:
-            inputs = () if source is None else (self._inputs[source],)
-            operator = KeptKeys(*sizes, is_causal)
-            self._others[like] = self.builder.call_module(like, operator, inputs, "_kept")
-        return self._others[like]
+        """Returns the boolean mask of an attention, see `UncodedValues.visible_keys`."""
+        return self.uncoded.visible_keys(node, mask, is_causal, sizes)
 
     def coded(self, node: fx.Node, grid: AnyGrid) -> Codes:
         """Returns a node's result in the codes of a reader's grid."""
@@ -196,7 +161,7 @@ class GraphLowering:
             return self.constant(node, grid, suffix)
         if isinstance(grid, BlockGrid):
             return self._code_blocks(node, grid, suffix)
-        source = self._scaled_input(node)
+        source = self.uncoded.scaled_input(node)
         if source is not None:
             return self.call(node, Encode(grid), (Codes(source, None),), suffix)
         if is_moved(self.mg, node, self.folded):
@@ -204,11 +169,11 @@ class GraphLowering:
 
             def read(source: fx.Node) -> Any:
                 if not self.folded.is_float(source):
-                    return self._argument(source)
+                    return self.uncoded.argument(source)
                 sources.append(self.coded(source, grid))
                 return sources[-1].node
 
-            moved = self._move(node, read)
+            moved = self.uncoded.move(node, read)
             ends = [(source.proven.low, source.proven.high) for source in sources]
             low, high = min(low for low, _ in ends), max(high for _, high in ends)
             return Codes(moved, Edge.of(grid.step, low, high))
@@ -292,36 +257,10 @@ class GraphLowering:
 
     def _code_blocks(self, node: fx.Node, grid: BlockGrid, suffix: str) -> Codes:
         """Rounds to blocks after layout operators, because blocks run along axes of the operand."""
-        unrounded = self.unrounded_input(node)
+        unrounded = self.uncoded.unrounded_input(node)
         if unrounded is not None:
             return self.call(node, EncodeBlocks(grid), (Codes(unrounded, None),), suffix)
         return self._round(node, grid, suffix)
-
-    def unrounded_input(self, node: fx.Node) -> fx.Node | None:
-        """Returns a real graph input, possibly moved by layout operators; None for other nodes."""
-        if node in self._inputs or node in self.folded.static:
-            return self._inputs.get(node)
-        if not is_moved(self.mg, node, self.folded):
-            return None
-        floats = [given for given in node.all_input_nodes if self.folded.is_float(given)]
-        inputs = {given: self.unrounded_input(given) for given in floats}
-        if None in inputs.values():
-            return None
-        return self._move(node, lambda given: inputs.get(given) or self._argument(given))
-
-    def _scaled_input(self, node: fx.Node) -> fx.Node | None:
-        """Returns a real graph input, possibly scaled by float batch norms; None for other nodes.
-
-        The host computes such norms ahead of the encoder.
-        """
-        is_norm = self.mg.operator(node).integer is IntegerBatchNorm
-        is_float = is_norm and not isinstance(self.mg.get_module(node), QuantizedOperator)
-        if is_float and node not in self._inputs:
-            (given,) = node.all_input_nodes
-            source = self._scaled_input(given) or self.unrounded_input(given)
-            if source is not None:
-                self._inputs[node] = self.builder.again(node, lambda _: source)
-        return self._inputs.get(node)
 
     def _round(self, node: fx.Node, grid: AnyGrid, suffix: str) -> Codes:
         exact = self.exact(node)
@@ -416,7 +355,7 @@ class GraphLowering:
         (source, *_), (operand, *_) = bound.inputs, bound.operands
         module = bound.module
         if module is None or operand is None or self.grids.of(module, operand) is None:
-            real = self._scaled_input(source) or self.unrounded_input(source)
+            real = self.uncoded.scaled_input(source) or self.uncoded.unrounded_input(source)
             if real is not None or exceeds_table(self._read(source, operand, bound).proven):
                 given = (
                     "real numbers" if real is not None else "more codes than a table has entries"
@@ -452,7 +391,7 @@ class GraphLowering:
                 # torch reads a constant of integers as it is.
                 values: Tensor = self.folded.values[node]
                 return self.call(node, Constant(values.long(), 1.0), (), "_codes")
-            return Codes(self.whole_numbers(node), None)
+            return Codes(self.uncoded.whole_numbers(node), None)
         if bound.module is None or operand is None:
             return self.exact(node)
         grid = self.grids.of(bound.module, operand)
@@ -478,27 +417,10 @@ class GraphLowering:
         high = max(codes.proven.high for codes in codes_by_node.values())
 
         def read(source: fx.Node) -> Any:
-            return codes_by_node[source].node if source in codes_by_node else self._argument(source)
+            moved = codes_by_node.get(source)
+            return self.uncoded.argument(source) if moved is None else moved.node
 
-        return Codes(self._move(node, read), replace(exact, low=low, high=high))
-
-    def _argument(self, node: fx.Node) -> Any:
-        return self.whole_numbers(node) if self.folded.has_tensors(node) else self._folded(node)
-
-    def _folded(self, node: fx.Node) -> Any:
-        return self.folded.values[node]
-
-    def _move(self, node: fx.Node, read: Callable[[fx.Node], Any]) -> fx.Node:
-        """Adds the layout operator `node` with inputs mapped by `read`."""
-        row = self.mg.operator(node)
-        if row.kind is Kind.DROPOUT or row.layout == "cast":
-            source: fx.Node = read(node.all_input_nodes[0])
-            return source
-
-        def argument(given: fx.Node) -> Any:
-            return read(given) if self.folded.has_tensors(given) else self._folded(given)
-
-        return self.builder.again(node, argument)
+        return Codes(self.uncoded.move(node, read), replace(exact, low=low, high=high))
 
     def call(
         self, node: fx.Node, operator: IntegerOperator, inputs: tuple[Codes, ...], suffix: str = ""

@@ -9,6 +9,7 @@ from torch import nn
 from chop import MaseGraph, passes
 from chop.errors import ConfigError
 from chop.export.qonnx.reader import read_graph
+from chop.formats import QuantSpec, parse_format
 from chop.hardware.check.emitted import write_circuit
 from chop.hardware.check.profiles import PROFILES
 from chop.hardware.check.project import describe_project
@@ -17,6 +18,8 @@ from chop.hardware.check.verify import Check, check_sources, run_check
 from chop.hardware.costs.estimate import design_usage
 from chop.hardware.design.emit import emit
 from chop.integer.golden import golden_values
+from chop.nn.integer import Call, Edge, IntegerLinear, IntegerOptions
+from chop.nn.quantized import QuantLinear
 from tests.export.qonnx_models import tfc
 
 SAMPLES, FOLD = 3, 24
@@ -144,7 +147,7 @@ def check_outputs(folder, cases):
     check_sources(folder, project)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", KINDS)
 def test_other_numbers_need_only_other_words(name):
     (first, *_), (second, _, rows) = both(name)
@@ -190,7 +193,6 @@ def test_numbers_beyond_the_margin_are_refused():
     (first, *_), _ = both("affine")
     with pytest.raises(ConfigError, match=r"'_1': .* largest scale is .* the circuit loads"):
         lowered("affine", 1, first, grow=50.0)
-    assert emit(lowered("affine", 1, grow=50.0)[0], FOLD).files != emit(first, FOLD).files
     (scales, *_), _ = both("scales")
     with pytest.raises(ConfigError, match="Requantize: the largest scale is"):
         lowered("scales", 1, scales, grow=50.0)
@@ -204,3 +206,27 @@ def test_fixed_norms_are_as_narrow_as_their_numbers(name):
     assert designs[0].load is None
     usages = [design_usage(each.netlist, each.connections) for each in designs]
     assert usages[0].ff < usages[1].ff and usages[0].lut < usages[1].lut
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("name", ["affine", "scales", "image"])
+def test_numbers_far_below_those_of_the_circuit_warn(name):
+    (first, *_), _ = both(name)
+    with pytest.warns(UserWarning, match=r"bits instead of 1[5-7]\)"):
+        lowered(name, 1, first, grow=2.0**-5)
+
+
+def test_a_bias_that_needs_the_bits_of_the_weights_is_refused():
+    def layer(scale, like=None):
+        torch.manual_seed(0)
+        linear = nn.Linear(6, 8)
+        linear.weight.data *= scale
+        scales = parse_format(SCALED)
+        operator = QuantLinear.from_float(linear, QuantSpec(weight=scales, bias=scales))
+        options, call = IntegerOptions(weights="loadable"), Call(like=like)
+        return IntegerLinear.from_quantized(operator, [Edge.of(0.125, -32, 31)], options, call)
+
+    first = layer(1.0)
+    assert layer(2.0**-4, first).shift == first.shift
+    with pytest.raises(ConfigError, match="the largest bias is .* times what the circuit loads"):
+        layer(2.0**-30, first)

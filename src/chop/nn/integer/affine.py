@@ -16,6 +16,7 @@ from chop.nn.integer.base import (
     Call,
     IntegerOperator,
     IntegerOptions,
+    check_loadable,
     check_width,
 )
 from chop.nn.integer.edge import Edge, Grid, bit_width
@@ -132,6 +133,7 @@ class IntegerBatchNorm(IntegerOperator):
     Source: Ioffe and Szegedy 2015, arXiv:1502.03167, algorithm 2.
     """
 
+    circuit_numbers = "factor"
     factor: Tensor
     shift: Tensor
     reads_exact = True
@@ -192,16 +194,6 @@ class IntegerBatchNorm(IntegerOperator):
 
 def _width(numbers: Tensor) -> int:
     return bit_width(int(numbers.min()), int(numbers.max()))
-
-
-def check_loadable(where: str, name: str, values: Tensor, limit: int) -> None:
-    """Raises ConfigError if the magnitude of a loadable number exceeds the limit of its circuit."""
-    largest = int(values.abs().max())
-    if largest > limit:
-        raise ConfigError(
-            f"{where}: the largest {name} is {largest / limit:.2g} times what the circuit loads: "
-            f"train with a smaller {name}, or emit a circuit for this model."
-        )
 
 
 def _exponent(channels: ChannelMap, factor_bits: int, shift_bits: int) -> int:

@@ -88,6 +88,8 @@ class IntegerOperator(nn.Module):
     """Reason for which memories of the operator are fixed in a circuit with loadable weights."""
     is_loadable: bool = False
     """True if the numbers in the operator's memories are written at run time."""
+    circuit_numbers: str = ""
+    """Buffer that loses bits in the step of a circuit, see `Call.like`; empty for none."""
     out_is_trained: bool = False
 
     def __init__(self, out: Edge) -> None:
@@ -130,6 +132,16 @@ class IntegerOperator(nn.Module):
     def extra_repr(self) -> str:
         """Returns the width and the bounds of the codes."""
         return f"{bit_width(self.out_low, self.out_high)} bits, {self.out_low} to {self.out_high}"
+
+
+def check_loadable(where: str, name: str, values: Tensor, limit: int) -> None:
+    """Raises ConfigError if the magnitude of a loadable number exceeds the limit of its circuit."""
+    largest = int(values.abs().max())
+    if largest > limit:
+        raise ConfigError(
+            f"{where}: the largest {name} is {largest / limit:.2g} times what the circuit loads: "
+            f"train with a smaller {name}, or emit a circuit for this model."
+        )
 
 
 def check_width(where: str, low: int, high: int) -> None:

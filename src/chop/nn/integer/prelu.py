@@ -11,8 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from chop.errors import ConfigError
-from chop.nn.integer.affine import FACTOR_BITS, MARGIN_BITS, check_loadable
-from chop.nn.integer.base import NO_CALL, Call, IntegerOperator, IntegerOptions, check_width
+from chop.nn.integer.affine import FACTOR_BITS, MARGIN_BITS
+from chop.nn.integer.base import (
+    NO_CALL,
+    Call,
+    IntegerOperator,
+    IntegerOptions,
+    check_loadable,
+    check_width,
+)
 from chop.nn.integer.edge import Edge, bit_width
 
 
@@ -37,6 +44,7 @@ class IntegerPReLU(IntegerOperator):
     Source: He et al. 2015, arXiv:1502.01852, equation 1.
     """
 
+    circuit_numbers = "factor"
     factor: Tensor
     shift: int
     reads_exact = True

@@ -8,8 +8,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor, nn
 
-from chop.nn.integer.affine import check_loadable
-from chop.nn.integer.base import MAX_BITS, IntegerOperator, check_width
+from chop.nn.integer.base import MAX_BITS, IntegerOperator, check_loadable, check_width
 from chop.nn.integer.edge import Edge, Grid, GridRounding, bit_width, shift_between
 from chop.nn.integer.rounding import Rounding, round_shift, saturate, shift_and_saturate
 
@@ -60,6 +59,7 @@ class Requantize(IntegerOperator):
             multipliers, self.shift = _multipliers(edge, Fraction(grid.step) * edge.divisor, given)
             self.divisor, bound = 1, (1 << LOADABLE_BITS) - 1
             if grid.rounding != "threshold":
+                self.circuit_numbers = "multiplier"
                 check_loadable(type(self).__name__, "scale", torch.tensor(multipliers), bound)
         else:
             multipliers, self.shift, self.divisor = _ratio(edge, grid.step)

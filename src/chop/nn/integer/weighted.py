@@ -8,7 +8,14 @@ from typing import ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from chop.nn.integer.base import NO_CALL, Call, IntegerOperator, IntegerOptions, check_width
+from chop.nn.integer.base import (
+    NO_CALL,
+    Call,
+    IntegerOperator,
+    IntegerOptions,
+    check_loadable,
+    check_width,
+)
 from chop.nn.integer.edge import Edge, shift_between
 from chop.nn.integer.parameters import (
     IntegerParameter,
@@ -225,7 +232,7 @@ def align_bias(
     if not (is_trained or weight.step.dim() or bias.step.dim()):
         finer = shift_between(step * weight.step.item(), bias.step.item())
     if finer is None:
-        return _bias_in_steps(weight, bias, step, shift)
+        return _bias_in_steps(where, weight, bias, step, shift)
     zeros = max(-finer, 0)
     return Aligned(weight, _shifted(where, bias.codes, zeros), max(finer, 0), zeros)
 
@@ -237,7 +244,7 @@ def _shifted(where: str, codes: Tensor, zeros: int) -> Tensor:
 
 
 def _bias_in_steps(
-    weight: IntegerParameter, bias: IntegerParameter, step: float, given: int | None
+    where: str, weight: IntegerParameter, bias: IntegerParameter, step: float, given: int | None
 ) -> Aligned:
     """Returns the bias in multiples of the products' steps, and weights coarse enough for it."""
     values, coarsest = bias.values, step * weight.step.max()
@@ -248,6 +255,9 @@ def _bias_in_steps(
     # The smallest weight step of each channel with which its bias fits int32.
     least = values.abs() / (step * LARGEST_BIAS) * 2.0**shift
     is_dead = weight.codes.reshape(len(values), -1).eq(0).all(1)
+    if given:  # with another shift, the weights would keep their steps
+        in_steps = values.masked_fill(is_dead, 0) / (step * weight.step * 2.0**-shift)
+        check_loadable(where, "bias", in_steps, LARGEST_BIAS + 1)
     least = least.masked_fill(is_dead, weight.step.max().item())
     if bool((least > weight.step).any()):
         coarse = torch.maximum(least, weight.step.expand_as(least))

@@ -104,7 +104,7 @@ def lower_to_integer_transform_pass(mg: MaseGraph, config: LowerToIntegerConfig)
     from chop.integer.compare import accuracy, compare
     from chop.integer.decoding import read_inputs
     from chop.integer.grids import observed_grids
-    from chop.integer.lower import WHERE, lower
+    from chop.integer.lower import WHERE, lower, warn_about_lost_bits
 
     quantized = settled_copy(mg)
     where = f"{WHERE}.batches"
@@ -121,12 +121,14 @@ def lower_to_integer_transform_pass(mg: MaseGraph, config: LowerToIntegerConfig)
     options = IntegerOptions(config.internal_bits, config.weights, operators)
     if config.decode:
         lowered = _lower_step(quantized, example, observed, options)
+        warn_about_lost_bits(lowered.mg, operators)
         tokens = [read_inputs(lowered.mg, batch) for batch in inputs]
         records = compare(lowered.mg, lowered.steps, tokens)
         mg.model = lowered.mg.model
         return {"operators": [asdict(record) for record in records], "accuracy": {}}
     measured = _accuracies(quantized, batches)
     lowered = lower(quantized, example, observed_grids(quantized, observed), options)
+    warn_about_lost_bits(lowered.mg, operators)
     records = compare(lowered.mg, lowered.steps, inputs)
     mg.model = lowered.mg.model
     measured["integer"] = accuracy(mg, batches)
