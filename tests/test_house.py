@@ -16,9 +16,9 @@ from tests.test_architecture import SOURCE, drawing, get_module, imported
 BOUNDS = {
     "subpackages": 36,
     "imports between subpackages": 284,
-    "files": 1_127,
-    "files at one level": 30,
-    "lines that are not blank": 135_100,
+    "files": 1_130,
+    "files at one level": 29,
+    "lines that are not blank": 135_400,
     "functions per 1,000 lines of logic": 108,
     "public functions and classes": 3_690,
     "lines of the longest file": 491,

@@ -2,7 +2,6 @@
 
 import bz2
 import gc
-import gc
 import gzip
 import lzma
 

@@ -25,7 +25,7 @@ def check_columns(columns: Mapping[str, Column], labels: Collection[str | None] 
     """Checks that columns have equally many rows, and each has rows of one shape without gaps.
 
     Rows of whole numbers may differ in length, since tokens are padded. Rows of other numbers may
-    do so beside an `attention_mask`.
+    do so beside an `attention_mask`, or labels of the same lengths.
 
     Args:
         columns: columns by name.
@@ -44,7 +44,7 @@ def check_columns(columns: Mapping[str, Column], labels: Collection[str | None] 
         raise ConfigError(f"expected equally many rows in every column: {listed}.")
     for name, column in columns.items():
         if isinstance(column, list):
-            has_labels = any(_lengths(column) == _lengths(columns[x]) for x in labels)
+            has_labels = any(_lengths(column) == _lengths(columns[x]) for x in labels if x)
             _check_shapes(name, column, can_pad=has_labels or MASK in columns)
         if name not in labels:
             _check_no_gaps(name, column)
