@@ -44,7 +44,9 @@ def check_columns(columns: Mapping[str, Column], labels: Collection[str | None] 
         raise ConfigError(f"expected equally many rows in every column: {listed}.")
     for name, column in columns.items():
         if isinstance(column, list):
-            has_labels = any(_lengths(column) == _lengths(columns[x]) for x in labels if x)
+            has_labels = any(
+                _lengths(column) == _lengths(columns[x]) for x in columns if x in labels
+            )
             _check_shapes(name, column, can_pad=has_labels or MASK in columns)
         if name not in labels:
             _check_no_gaps(name, column)
