@@ -39,6 +39,8 @@ def test_products_are_not_to_be_tuned_where_one_implementation_runs(monkeypatch)
     no_bfloat16 = "CPU kernels; oneDNN has no bfloat16 products on this processor"
     assert details == {
         "8-bit products": "CPU kernels; oneDNN is not exact on this processor",
+        "float32 products": "CPU kernels; PyTorch for many rows, because there are no vector "
+        "instructions",
         "bfloat16 products": no_bfloat16,
         "float32 products at medium precision": no_bfloat16,
     }

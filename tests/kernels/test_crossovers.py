@@ -3,14 +3,16 @@
 import json
 import math
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from chop.formats import NVFP4, Float, MXInt, parse_format_string
 from chop.kernels.cpu import bfloat16, crossovers, int8, packed, products
-from chop.kernels.matmul_precision import matmul_precision
+from chop.kernels.matmul_precision import allows_bfloat16, matmul_precision
 from tests.kernels.coded import parts
 
 THREADS = 3
@@ -145,7 +147,7 @@ def test_measured_integer_products_are_equal():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_measured_bfloat16_products_are_close(dtype, loops):
-    by_loops, onednn = (call() for call in bfloat16._calls(dtype, (96, 1024), 16))
+    by_loops, onednn = (call() for call in bfloat16._panel_calls(dtype, (96, 1024), 16))
     assert by_loops.dtype == onednn.dtype == dtype and len(onednn.unique()) > 100
     scale = by_loops.float().norm()
     assert (by_loops.float() - onednn.float()).norm() < 2.0**-7 * scale
@@ -233,3 +235,70 @@ def test_float32_is_not_rounded_where_torch_does_not_allow_it(loops, onednn_from
     if bfloat16._is_supported():
         assert 1e-3 < (rounded - exact).abs().max() < 1
     assert torch.equal(packed.linear(x, FLOAT, stored, None), exact)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("faster", [None, "float32 products"])
+def test_rows_of_any_layout_have_the_same_products(dtype, faster, loops, onednn_from, monkeypatch):
+    onednn_from(math.inf)
+    if faster is not None:
+        tables = {key: {2**20: 16} for key in crossovers.TABLES if key[0] == faster}
+        monkeypatch.setattr(crossovers, "TABLES", crossovers.TABLES | tables)
+    fmt = MXInt(8)
+    weight, bias = torch.randn(256, 320), torch.randn(256).to(dtype)
+    stored, values = parts(fmt.encode(weight), fmt), fmt.round(weight).double()
+    rows = torch.randn(40, 320).to(dtype)
+    layouts = [rows, rows.t().contiguous().t(), rows.repeat_interleave(2, 1)[:, ::2]]
+    for x in (*layouts, rows.view(2, 20, 320), rows[:1], rows[:, None]):
+        y = packed.linear(x, FLOAT, stored, bias)
+        expected = F.linear(x.double(), values, bias.double())
+        magnitudes = F.linear(x.double().abs(), values.abs(), bias.double().abs())
+        rounding = {torch.float32: 2.0**-16, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
+        if y is not None:  # left to PyTorch
+            assert y.dtype == dtype and y.shape == expected.shape
+            assert ((y - expected).abs() <= rounding[dtype] * magnitudes).all()
+
+
+def test_weights_decoded_first_are_multiplied_in_float32(loops, onednn_from, monkeypatch):
+    onednn_from(32)
+    fmt, counted = MXInt(8), []
+    x, stored = torch.randn(40, 320), parts(fmt.encode(torch.randn(256, 320)), fmt)
+    in_float32 = bfloat16.in_float32
+    monkeypatch.setattr(
+        bfloat16, "in_float32", lambda *each: counted.append(len(each[1])) or in_float32(*each)
+    )
+    first = packed.linear(x, FLOAT, stored, None)
+    assert counted == [40] and torch.equal(first, F.linear(x, packed.decode(stored, torch.float32)))
+    assert packed.workspace_bytes(x, FLOAT, stored, None) == 4 * 256 * 320
+    with matmul_precision("high"):  # PyTorch may round to tf32, and the loops do not
+        packed.linear(x, FLOAT, stored, None)
+    assert counted == [40] or packed.find_reader(stored).few_rows < 40
+
+
+def test_modes_of_the_caller_do_not_change_a_measurement(empty_cache):
+    made = []
+
+    def calls(shape, rows):
+        made.append(torch.empty(1) @ torch.empty(1, 1))
+        return (lambda: time.sleep(2e-3)), (lambda: None)
+
+    each = crossovers.Crossover(NAME, calls, ((64, 64),), lambda: True, "", precision="medium")
+    with FakeTensorMode(), torch.autocast("cpu"), torch.device("meta"):
+        each.measure(torch.get_num_threads())
+    assert {(type(x), x.dtype, x.device.type) for x in made} == {
+        (torch.Tensor, torch.float32, "cpu")
+    }
+    assert not torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize("kind", ["float32 products", "float32 products at medium precision"])
+def test_each_kind_is_measured_at_its_precision(kind, empty_cache, monkeypatch):
+    seen, each = set(), crossovers.CROSSOVERS[kind]
+
+    def calls(shape, rows):
+        seen.add(allows_bfloat16())
+        return (lambda: None), (lambda: time.sleep(2e-3))
+
+    with matmul_precision("highest" if "medium" in kind else "medium"):
+        replace(each, calls=calls).measure(THREADS)
+    assert seen == {"medium" in kind}

@@ -248,7 +248,7 @@ def _crossovers() -> Iterable[Crossover]:
 
 
 def _products() -> Iterator[Finding]:
-    """Yields from how many rows oneDNN is faster than the CPU kernels, for each kind of product."""
+    """Yields from how many rows PyTorch is faster than CPU kernels, for each kind of product."""
     import torch
 
     from chop.kernels.cpu.build import library
@@ -260,11 +260,12 @@ def _products() -> Iterator[Finding]:
         elif not each.is_supported():
             yield Finding(each.name, OK, f"CPU kernels; {each.why_unsupported}")
         elif (table := each.stored_table(torch.get_num_threads())) is None:
-            detail = "CPU kernels; oneDNN not measured yet: chop doctor --tune"
+            detail = f"CPU kernels; {each.rival} not measured yet: chop doctor --tune"
             yield Finding(each.name, OK, detail)
         else:
             rows = [f"{i} x {o}: {_from(table[i * o])}" for o, i in each.shapes]
-            yield Finding(each.name, OK, f"oneDNN for {', '.join(rows)}; otherwise CPU kernels")
+            detail = f"{each.rival} for {', '.join(rows)}; otherwise CPU kernels"
+            yield Finding(each.name, OK, detail)
 
 
 def _from(rows: float) -> str:

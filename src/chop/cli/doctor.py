@@ -13,8 +13,8 @@ def doctor(*, clean: bool = False, tune: bool = False) -> list[Any]:
     Args:
         clean: first delete compiled code and trained weights from the cache folder. chop creates
             them again when needed; data sets stay.
-        tune: measure again from how many rows oneDNN multiplies by packed weights faster than the
-            CPU kernels, in 8-bit integers and in bfloat16. It takes about two seconds.
+        tune: measure again from how many rows PyTorch multiplies by packed weights faster than the
+            CPU kernels, in 8-bit integers, bfloat16 and float32. It takes about two seconds.
     """
     from chop.actions import doctor
     from chop.base.tables import print_table

@@ -27,6 +27,12 @@ def allows_bfloat16() -> bool:
     return bool(cpu.fp32_precision == "bf16")
 
 
+def allows_tf32() -> bool:
+    """Returns True if float32 products on CPUs may be computed in tf32 (11 bits)."""
+    _, cpu = _backends()
+    return bool(cpu.fp32_precision == "tf32")
+
+
 @contextmanager
 def matmul_precision(precision: MatmulPrecision | None) -> Iterator[None]:
     """Sets torch's float32 matmul precision for the duration of a `with` block.

@@ -286,13 +286,13 @@ def _sees_all(mask: Any, position: int, tokens: int) -> bool:
         return len(mask) == 1 and mask.size(1) > position and bool(mask[0, : position + 1].all())
     if mask.shape != (1, 1, 1, tokens):
         return False
-    if mask.is_floating_point():
-        shown, hidden = mask == 0, mask <= torch.finfo(mask.dtype).min
-    else:
-        shown, hidden = mask.bool(), mask.logical_not()
-    is_known = mask.is_floating_point() or mask.dtype == torch.bool
+    is_bias = mask.is_floating_point()
+    if not is_bias and mask.dtype != torch.bool:
+        return False
+    visible = mask == 0 if is_bias else mask
+    hidden = mask <= torch.finfo(mask.dtype).min if is_bias else ~mask
     after = position + 1
-    return is_known and bool(shown[..., :after].all() and hidden[..., after:].all())
+    return bool(visible[..., :after].all() and hidden[..., after:].all())
 
 
 def _state(model: nn.Module) -> _State | None:

@@ -1,8 +1,8 @@
-"""Rows from which oneDNN multiplies faster than the loops of this package.
+"""Rows from which PyTorch (oneDNN, MKL) multiplies faster than the loops of this package.
 
 Which is faster depends on the processor, the number of threads, the kind of product, the rows of
 the activations and the size of the weight. It is measured once per machine and kind of product, in
-less than two seconds for all kinds, and stored in the cache folder.
+less than two seconds of processor time for all kinds, and stored in the cache folder.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -26,38 +27,42 @@ from chop.base.files.reading import NotReadableError
 from chop.base.hub import cache_folder
 from chop.errors import ChopError
 from chop.kernels.cpu.build import library, product_instructions, target
+from chop.kernels.matmul_precision import MatmulPrecision, matmul_precision
 from chop.runs.environment import processor_name
 
 COUNTS = (16, 32, 64, 128, 256)
 """Rows of activations that are measured."""
 FEWEST = COUNTS[0]
-FEW_REPEATS, REPEATS, LONGEST = 2, 5, 0.05
+FEW_REPEATS, REPEATS, LONGEST = 2, 7, 0.04
 """Calls of each product: at least, at most, and the seconds after which there are no more."""
-MARGIN = 1.15
+MARGIN, CLEAR = 1.15, 3.0
+"""Ratios of times that count, and that need no further calls if these are long."""
 PERIOD = 4099
 """Number of random bytes of a measurement; prime, so that repeated ones differ between rows."""
 FILE = "crossovers.json"
 Call = Callable[[], object]
 Clock = Callable[[], float]
 Calls = Callable[[tuple[int, int], int], tuple[Call, Call]]
-"""Makes a product by the loops and by oneDNN from the shape of a weight and a number of rows."""
+"""Makes a product by the loops and by PyTorch from the shape of a weight and a number of rows."""
 Table = Mapping[int, float]
-"""Rows by number of elements of the weight; infinity if oneDNN is never faster."""
+"""Rows by number of elements of the weight; infinity if PyTorch is never faster."""
 TABLES: dict[tuple[str, int], Table] = {}
 """Tables of this process by kind and number of threads, because the file may not be writable."""
 
 
 @dataclass(frozen=True)
 class Crossover:
-    """Choice between the loops and oneDNN for one kind of product.
+    """Choice between the loops and PyTorch for one kind of product.
 
     Attributes:
         name: name in the file and in messages.
         calls: makes the products that are measured.
         shapes: weights (outputs, columns) of the measurement. Others use the nearest in number of
             elements.
-        is_supported: returns False if oneDNN cannot compute such products on this processor.
+        is_supported: returns False if there is no choice on this processor.
         why_unsupported: the reason, as a clause.
+        rival: what multiplies in place of the loops, for messages.
+        precision: float32 matmul precision of the measurement.
     """
 
     name: str
@@ -65,9 +70,11 @@ class Crossover:
     shapes: tuple[tuple[int, int], ...]
     is_supported: Callable[[], bool]
     why_unsupported: str
+    rival: str = "oneDNN"
+    precision: MatmulPrecision = "highest"
 
     def is_used(self, shape: Sequence[int], rows: int) -> bool:
-        """Returns True if oneDNN multiplies a number of rows by a weight (outputs, columns)."""
+        """Returns True if PyTorch multiplies a number of rows by a weight (outputs, columns)."""
         if rows < FEWEST:
             return False
         fewest = _fewest_rows(self.name, math.prod(shape), torch.get_num_threads())
@@ -75,9 +82,10 @@ class Crossover:
 
     def measure(self, threads: int) -> Table:
         """Measures the table of this machine and stores it."""
-        # The time of a thread excludes other processes, which the time of several threads cannot.
-        clock = time.thread_time if threads == 1 else time.perf_counter
-        table = {math.prod(shape): self._crossing(shape, clock) for shape in self.shapes}
+        # Modes belong to a thread: the caller's fake tensors, autocast and default device would
+        # change the products.
+        with matmul_precision(self.precision), ThreadPoolExecutor(1) as executor:
+            table = executor.submit(self._measured, threads).result()
         TABLES[self.name, threads] = table
         _write_table(self.name, threads, table)
         return table
@@ -96,12 +104,17 @@ class Crossover:
         TABLES[self.name, threads] = table
         return table
 
+    def _measured(self, threads: int) -> Table:
+        # The time of a thread excludes other processes, which the time of several threads cannot.
+        clock = time.thread_time if threads == 1 else time.perf_counter
+        return {math.prod(shape): self._crossing(shape, clock) for shape in self.shapes}
+
     def _crossing(self, shape: tuple[int, int], clock: Clock) -> float:
-        """Returns the fewest rows from which oneDNN is faster for this and all larger counts."""
+        """Returns the fewest rows from which PyTorch is faster for this and all larger counts."""
         fewest = math.inf
         for rows in reversed(COUNTS):
-            loops, onednn = self.calls(shape, rows)
-            if not _is_slower(loops, onednn, clock):
+            loops, rival = self.calls(shape, rows)
+            if not _is_slower(loops, rival, clock):
                 break
             fewest = rows
         return fewest
@@ -128,7 +141,7 @@ def measure_all() -> None:
 
 @cache
 def _fewest_rows(name: str, elements: int, threads: int) -> float:
-    """Returns the rows from which oneDNN is faster, measured if the machine has no entry yet."""
+    """Returns the rows from which PyTorch is faster, measured if the machine has no entry yet."""
     crossover = CROSSOVERS[name]
     if not (crossover.is_supported() and _has_onednn()):
         return math.inf
@@ -155,7 +168,10 @@ def _is_slower(first: Call, second: Call, clock: Clock) -> bool:
 
     A difference below `MARGIN` does not count, so that a busy machine gives the same table.
     """
-    first(), second()  # the first calls allocate and prepare
+    slow, quick = _seconds(first, clock), _seconds(second, clock)
+    if slow > LONGEST and slow > CLEAR * quick:
+        return True
+    # The first calls allocate and prepare, so shorter times of them do not count.
     times: list[tuple[float, float]] = []
     start = clock()
     while len(times) < FEW_REPEATS or (len(times) < REPEATS and clock() - start < LONGEST):

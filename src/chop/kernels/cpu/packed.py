@@ -62,8 +62,8 @@ def linear(x: Tensor, x_key: str, packed: Packed, bias: Tensor | None) -> Tensor
 
     - Two 8-bit integer formats with a scale per row are multiplied as integers, exactly.
     - Few rows are multiplied in float32 by a weight that is decoded on the fly.
-    - Many rows are multiplied by a weight that is decoded in parts, or as a whole without vector
-      instructions.
+    - Many rows are multiplied by a weight that is decoded in parts, or as a whole if that is faster
+      on this machine.
     - Many rows are multiplied in bfloat16, by the loops or by oneDNN, if `bfloat16.may_round`
       allows it and the processor is faster that way.
     """
@@ -85,7 +85,7 @@ def linear(x: Tensor, x_key: str, packed: Packed, bias: Tensor | None) -> Tensor
     if y is None:
         rows = _rows(x_format(x))
         is_by_onednn = bfloat16.is_by_onednn(reader, x.dtype, packed.shape, len(rows))
-        y = (in_panels if is_by_onednn else bfloat16.by_loops)(reader, rows, packed, bias)
+        y = (in_panels if is_by_onednn else bfloat16.without_panels)(reader, rows, packed, bias)
     if y is None:
         return None
     return y if x.ndim == 2 else y.view(*x.shape[:-1], packed.shape[0])
@@ -176,12 +176,10 @@ def workspace_bytes(x: Tensor, x_key: str, packed: Packed, bias: Tensor | None) 
         has_factors = has_row_factors(reader)
         widens = has_factors or (is_float and bias is not None)
         return rounded + panel_bytes(x.dtype, rows, outputs, columns, widens)
-    chunk = 0 if is_float else min(rows, CHUNK_ROWS)
-    if rows <= reader.few_rows:
-        return rounded + _loop_bytes(reader, rows) + 4 * chunk * (outputs + columns)
-    if bfloat16.stays_half(x.dtype):
-        return None
-    return rounded + 4 * (outputs * columns + chunk * (outputs + columns))
+    chunks = 0 if is_float else 4 * min(rows, CHUNK_ROWS) * (outputs + columns)
+    if bfloat16.is_in_float32(reader, x.dtype, packed.shape, rows):
+        return rounded + 4 * outputs * columns + chunks
+    return rounded + _loop_bytes(reader, rows) + chunks if rows <= reader.few_rows else None
 
 
 def _loop_bytes(reader: Reader, rows: int) -> int:

@@ -85,7 +85,8 @@ def half_by_codes(
     """Multiplies half-precision rows (rows, columns) in chunks; `rounds` as in `by_codes`."""
     y = x.new_empty(x.size(0), packed.shape[0])
     for part, target in zip(x.split(CHUNK_ROWS), y.split(CHUNK_ROWS), strict=True):
-        target.copy_(by_codes(reader, part.float(), packed, bias, rounds))
+        # Conversion keeps the strides of a transposed tensor.
+        target.copy_(by_codes(reader, part.float().contiguous(), packed, bias, rounds))
     return y
 
 
