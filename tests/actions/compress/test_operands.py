@@ -12,7 +12,7 @@ import chop
 from chop import MaseGraph, passes
 from chop.actions.compress.job import compress
 from chop.actions.compress.settings import CompressConfig
-from chop.actions.compress.targets import export_targets
+from chop.actions.compress.targets import about_targets, export_targets
 from chop.actions.export.job import export
 from chop.actions.export.settings import ExportConfig
 from chop.data import get_tokenizer
@@ -77,6 +77,14 @@ def test_the_report_names_the_targets_that_hold_the_result(run):
     text = " ".join((out / "table.md").read_text().split())
     assert "gguf (llama.cpp, transformers)" in text and "some formats as floats" in text
     assert "qonnx: model.embed_tokens: QONNX has no node" in text
+
+
+def test_a_reason_of_several_targets_is_given_once():
+    whys = {"gptq": "gptq: expected a decoder.", "gguf": "gguf: expected a decoder.", "onnx": ""}
+    notes = [note.text for note in about_targets({**whys, "qonnx": "fc: no node"})]
+    assert notes[1:] == [
+        "Targets that cannot store it: gptq, gguf: expected a decoder; qonnx: fc: no node."
+    ]
 
 
 @pytest.mark.long

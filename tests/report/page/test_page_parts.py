@@ -12,7 +12,7 @@ from chop.report.charts.ratios import ratio_charts
 from chop.report.document import Document, PageText, build_document, page_table
 from chop.report.page.captions import caption
 from chop.report.page.page import PageRun, coded, render, unbroken
-from chop.report.page.svg import svg
+from chop.report.page.svg import NARROW, WIDE, svg
 from chop.report.report import Cell, Table, Tile
 from chop.report.words import parsed_time, time_text
 from tests.report.page.test_page import HOSTILE, Reader, build_report, read_like
@@ -31,6 +31,13 @@ def test_assumptions_are_not_called_warnings():
     assumed = re.search(r'<section class="assumptions".*?</section>', text, re.S)[0]
     assert "Rows: 97.5 % of them." in assumed and "warnings" not in assumed
     assert text.count('class="warnings"') == 1
+
+
+def test_options_in_sentences_do_not_break():
+    parts = {"assumptions": ("--a b",), "warnings": ("--b c",), "blocks": (PageText("a --c"),)}
+    assert re.findall(r'<span class="option">(.*?)</span>', page_of(Document("t", **parts))) == [
+        *("--a", "--b", "--c"),
+    ]
 
 
 def test_a_title_is_said_once():
@@ -110,7 +117,7 @@ def test_captions_say_scale_levels_and_intervals():
     bars = BarChart("t", Axis("x", log=False), (Bar("a", (1.0,), 0.9, 1.1),), spread="range")
     assert "Error bars: range." in caption(bars)
     cells = HeatMap("t", ("fc",), ("4",), ((8.0,),), texts=(("8.4",),))
-    assert caption(cells) == "The darker the color, the more bits."
+    assert caption(cells) == "The more a cell stands out, the more bits."
 
 
 def test_names_of_near_levels_do_not_overlap():
@@ -132,3 +139,14 @@ def test_ratios_say_their_interval_and_baseline():
     (chart,) = ratio_charts([SimpleNamespace(name="by time", ratio=by_time)], "t")
     assert "Error bars" not in caption(chart) and chart.spread == "95 % interval"
     assert list(chart.limits) == ["baseline"]
+
+
+@pytest.mark.parametrize("values", [(0.00272, 0.00276), (1234567.0, 2345678.0), (1.0, 5.0)])
+def test_long_ticks_are_clear_of_the_name_of_their_axis(values):
+    """The name ends 18 pixels from the left. A digit of DejaVu Sans is at most 7 pixels wide."""
+    marks = tuple(Mark(x, y) for x, y in enumerate(values))
+    axes = Axis("x", log=False), Axis("loss", log=False)
+    for width in (WIDE, NARROW):
+        text = svg(LineChart("t", *axes, (Series("a", marks),)), width)
+        ticks = re.findall(r'<text x="([0-9.]+)" y="[0-9.]+" text-anchor="end">([^<]+)<', text)
+        assert len(ticks) > 2 and min(float(x) - 7 * len(each) for x, each in ticks) >= 18

@@ -66,7 +66,7 @@ def test_captions_say_what_is_seen():
     assert "speed" in caption(bars) and "Hollow" in caption(bars) and "float (1)" in caption(bars)
     cells = HeatMap("t", ("fc1",), ("4",), ((0.5,),), xlabel="bits", ylabel="layer")
     assert "Rows: layer. Columns: bits." in caption(cells)
-    assert "The darker the color" in page_of(Document("t", charts=(cells,)))
+    assert "The more a cell stands out" in page_of(Document("t", charts=(cells,)))
 
 
 @pytest.mark.parametrize(

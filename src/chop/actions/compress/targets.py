@@ -28,7 +28,11 @@ def about_targets(targets: Mapping[str, str]) -> list[Note]:
     others = [f"{name} ({x.engines})" for name, x in fits.items() if x.holds_any]
     kinds = {"": exact, ", some formats as floats": others}
     texts = [f"{', '.join(names)}{how}" for how, names in kinds.items() if names]
-    reasons = [f"{name}: {why}" for name, why in targets.items() if why]
+    refusing: dict[str, list[str]] = {}
+    for name, why in targets.items():
+        if why:
+            refusing.setdefault(why.removeprefix(f"{name}: ").removesuffix("."), []).append(name)
+    reasons = [f"{', '.join(names)}: {why}" for why, names in refusing.items()]
     fitting = f"Targets of chop export that can store this model: {'; '.join(texts)}."
     refused = f"Targets that cannot store it: {'; '.join(reasons)}."
     notes = [Note(fitting)] if texts else []

@@ -59,7 +59,8 @@ def _describe_cells(chart: HeatMap) -> str:
     axes += [f"Columns: {chart.xlabel}."] if chart.xlabel else []
     more = "more bits" if chart.texts else "larger the number"
     scale = " (logarithmic color scale)" if chart.log else ""
-    return " ".join([*axes, f"The darker the color, the {more}{scale}."])
+    # Low colors are near the page's: dark in the dark theme, light in the light one.
+    return " ".join([*axes, f"The more a cell stands out, the {more}{scale}."])
 
 
 def _axis(axis: Axis, scale: AxisScale) -> str:

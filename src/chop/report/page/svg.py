@@ -114,11 +114,10 @@ def _lines(chart: LineChart, width: float) -> str:
 
 def places(chart: LineChart, width: float = WIDE) -> tuple[Place, Place]:
     """Returns the positions of the horizontal and the vertical axis."""
-    across, down = scale_across(chart), scale_upwards([chart])
-    return (
-        Place(across, LEFT, width - RIGHT, chart.x.whole),
-        Place(down, HEIGHT - BOTTOM, TOP),
-    )
+    y = Place(scale_upwards([chart]), HEIGHT - BOTTOM, TOP)
+    # Long numbers at the ticks must not run into the name of the axis.
+    left = max(LEFT, 28 + LETTER * max(len(number(tick)) for tick in y.ticks))
+    return Place(scale_across(chart), left, width - RIGHT, chart.x.whole), y
 
 
 def _line_parts(chart: LineChart, x: Place, y: Place) -> Iterator[str]:
@@ -128,7 +127,7 @@ def _line_parts(chart: LineChart, x: Place, y: Place) -> Iterator[str]:
     named = -LINE
     for label, level in sorted(visible.items(), key=lambda each: -each[1]):
         at = y.of(factor * level)
-        yield _line(LEFT, at, x.end, at, "level")
+        yield _line(x.start, at, x.end, at, "level")
         # The label is above its line, or below if it would overlap the previous label.
         named = at - 4 if at - 4 - named >= LINE else max(at, named) + LINE
         yield svg_text(x.end, named, label, "end", "name")
@@ -145,12 +144,12 @@ def _line_parts(chart: LineChart, x: Place, y: Place) -> Iterator[str]:
 
 def _frame(x: Place, y: Place, across: Axis, up: Axis) -> Iterator[str]:
     for tick in y.ticks:
-        yield _line(LEFT, y.of(tick), x.end, y.of(tick), "grid")
-        yield svg_text(LEFT - 6, y.of(tick) + 4, number(tick), "end")
+        yield _line(x.start, y.of(tick), x.end, y.of(tick), "grid")
+        yield svg_text(x.start - 6, y.of(tick) + 4, number(tick), "end")
     for tick in x.ticks:
         yield _line(x.of(tick), TOP, x.of(tick), HEIGHT - BOTTOM, "grid")
         yield svg_text(x.of(tick), HEIGHT - BOTTOM + 16, number(tick))
-    yield svg_text((LEFT + x.end) / 2, HEIGHT - 8, across.label, kind="axis")
+    yield svg_text((x.start + x.end) / 2, HEIGHT - 8, across.label, kind="axis")
     name = f"{up.label} (%)" if up.percent else up.label
     middle = (TOP + HEIGHT - BOTTOM) / 2
     yield (
