@@ -42,7 +42,7 @@ def test_products_are_not_to_be_tuned_where_one_implementation_runs(monkeypatch)
         "float32 products": "CPU kernels; PyTorch for many rows, because there are no vector "
         "instructions",
         "bfloat16 products": no_bfloat16,
-        "float32 products at medium precision": no_bfloat16,
+        "float32 at medium precision": no_bfloat16,
     }
     monkeypatch.setattr(build, "library", lambda: build.Build(None, "no compiler"))
     assert {finding.state for finding in _products()} == {OPTIONAL}

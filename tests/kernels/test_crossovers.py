@@ -222,7 +222,9 @@ def test_the_table_chooses_who_multiplies(dtype, loops, onednn_from, capfd):
             y = packed.linear(x, FLOAT, stored, None)
         used[rows] = "40x320:320x256" in capfd.readouterr().out
         assert y.dtype == dtype and ((y - exact).abs() <= limit).all()
-    assert used == {math.inf: False, 64: False, 32: True, 16: True}
+    assert used[32] and used[16]
+    if packed.find_reader(stored).few_rows >= 40:  # portable loops leave these rows to PyTorch
+        assert not used[math.inf] and not used[64]
 
 
 def test_float32_is_not_rounded_where_torch_does_not_allow_it(loops, onednn_from):
@@ -291,7 +293,7 @@ def test_modes_of_the_caller_do_not_change_a_measurement(empty_cache):
     assert not torch.is_autocast_enabled("cpu")
 
 
-@pytest.mark.parametrize("kind", ["float32 products", "float32 products at medium precision"])
+@pytest.mark.parametrize("kind", ["float32 products", "float32 at medium precision"])
 def test_each_kind_is_measured_at_its_precision(kind, empty_cache, monkeypatch):
     seen, each = set(), crossovers.CROSSOVERS[kind]
 

@@ -110,10 +110,10 @@ def _arguments(
     dtype: torch.dtype, shape: tuple[int, int], rows: int
 ) -> tuple[Reader, Tensor, Packed, None]:
     """Returns random rows and a random weight for a measurement."""
-    number_format = parse_format_string(WEIGHTS)
+    key = parse_format_string(WEIGHTS).key
     codes, group = random_bytes(math.prod(shape)), 32
     scales = torch.full((codes.numel() // group,), 120, dtype=torch.uint8, device="cpu")
-    packed = Packed(codes, scales, None, shape, number_format.key)
+    packed = Packed(codes, scales, None, shape, key)
     reader = find_reader(packed)
     assert reader is not None and reader.takes(packed)
     numbers = random_bytes(rows * shape[1]).view(rows, shape[1])
@@ -161,7 +161,7 @@ HALVES = register(
 )
 ROUNDED = register(
     Crossover(
-        "float32 products at medium precision",
+        "float32 at medium precision",
         partial(_panel_calls, torch.float32),
         SHAPES,
         _is_supported,
