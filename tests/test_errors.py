@@ -82,6 +82,8 @@ def test_choices_after_an_uncertain_suggestion_are_few_and_short():
             "use seed 1. Run chop export RUN --to pt2.",
         ),
         ("pip install --upgrade gguf", "pip install --upgrade gguf"),
+        ("run torchrun --nproc-per-node 2 prog.py.", "run torchrun --nproc-per-node 2 prog.py."),
+        ("apt-get install --no-install-recommends x", "apt-get install --no-install-recommends x"),
         ("a line --- and a -- b", "a line --- and a -- b"),
     ],
 )

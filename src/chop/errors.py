@@ -34,7 +34,7 @@ OMISSION = " ... (shortened) ... "
 
 
 OPTION = re.compile(r"(?P<before>^|[\s('`\"])--(?P<no>no-)?(?P<name>[a-z][a-z-]+)")
-COMMAND = re.compile(r"\b(chop [a-z]|pip install|in Python|= in)|file\.py:")
+COMMAND = re.compile(r"\b(chop [a-z]|pip install|apt-get|torchrun|in Python|= in)|file\.py:")
 """Parts of a message with options that stay as they are: commands, and names for both."""
 _names_options = False
 

@@ -54,6 +54,26 @@ def test_splits_share_the_numbers_of_their_classes():
     assert workload.test.labels.equal(Y[few])
 
 
+@pytest.mark.parametrize("is_pair", [False, True])
+def test_columns_of_test_frames_are_matched_by_name(is_pair):
+    def rows(names):
+        return (FRAME[names], Y) if is_pair else FRAME[names].assign(label=Y.numpy())
+
+    names = list(FRAME.columns)
+    workload = Workload.of(
+        net(), rows(names), rows(names[::-1]), validation=rows(names[4:] + names[:4])
+    )
+    (expected,) = workload.train.columns.values()
+    for split in (workload.test, workload.validation):
+        assert torch.equal(*split.columns.values(), expected)
+    for wrong in (names[:-1], [*names[:-1], "z"]):
+        other = rows(names)
+        frame = (other[0] if is_pair else other).rename(columns={"c7": "z"})
+        frame = frame[[*wrong, *([] if is_pair else ["label"])]]
+        with pytest.raises(ConfigError, match="test: the frame has no column 'c7'"):
+            Workload.of(net(), rows(names), (frame, Y) if is_pair else frame)
+
+
 def test_a_model_numbers_its_own_classes():
     model = net()
     model.config = type("Config", (), {"label2id": {"cat": 0, "bee": 1, "ant": 2}})()

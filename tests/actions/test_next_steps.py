@@ -10,6 +10,7 @@ from chop.actions.compress.job import compress
 from chop.actions.compress.settings import CompressConfig
 from chop.actions.next_steps import (
     export_search_step,
+    quoted,
     steps_after_blocks,
     steps_after_compression,
     steps_after_emit,
@@ -56,10 +57,12 @@ def test_commands_parse_and_name_the_folder(out):
     blocks = parsed(*commands(steps_after_blocks(get_result(), out, "Net")))
     assert blocks["model"] == str(out / "model")
     assert str(parsed(*commands(steps_after_emit(out)))["out"]) == str(out)
-    build, show = commands(steps_after_search(out, out / "best/a/model", out / "recipe.toml"))
+    build, show = commands(
+        steps_after_search(quoted(out), out / "best/a/model", out / "recipe.toml")
+    )
     assert str(parsed(build)["config"]) == str(out / "recipe.toml")
     assert str(out) in map(str, parsed(show).values())
-    written, compressed = map(parsed, commands([export_search_step(out)]))
+    written, compressed = map(parsed, commands([export_search_step(quoted(out), out)]))
     assert str(out / "best.toml") in map(str, written.values())
     assert str(compressed["config"]) == str(out / "best.toml")
 
@@ -103,8 +106,8 @@ def test_options_name_model_and_data_again():
 def test_commands_of_a_run_that_names_code_confirm_it():
     out, trust = Path("runs/own"), " --trust-code"
     lines = commands(steps_after_compression(get_result(), out, "Net", "model.onnx", trust))
-    lines += commands(steps_after_search(out, None, out / "recipe.toml", trust))[:1]
-    lines += commands([export_search_step(out, trust)])
+    lines += commands(steps_after_search(str(out), None, out / "recipe.toml", trust))[:1]
+    lines += commands([export_search_step(str(out), out, trust)])
     assert len(lines) == 6 and all(line.endswith(trust) for line in lines)
     assert all(parsed(line) for line in lines[:3])
 

@@ -54,7 +54,7 @@ def trained(tmp_path, monkeypatch):
 
 
 @pytest.mark.long
-def test_commands_take_a_table_with_columns_of_labels(trained):
+def test_commands_take_a_table_align_columns_labels(trained):
     common = f"--model net.py:Net --weights net.safetensors --dataset rows.csv --task {TASK}"
     run = "compress --formats 8.auto,2.auto --qat-epochs 1 --bench-seconds 0 --max-drop 0.05"
     ended = CliRunner().invoke(app, [*run.split(), *common.split(), "--out", "runs/c"])

@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from chop.errors import ConfigError
+from chop.train import Rows
 from chop.workloads.load import load_workload
+from chop.workloads.probe import check_forward
 from chop.workloads.settings import WorkloadConfig
 
 NET = """
@@ -95,3 +98,10 @@ def test_the_home_folder_is_put_in_for_its_mark(name, config, tmp_path, monkeypa
 def test_one_column_for_texts_and_labels_is_refused(config):
     with pytest.raises(ConfigError, match="'a' is also the label_column"):
         config("a", text_column="a", label_column="a")
+
+
+def test_tokens_beyond_the_vocabulary_are_named():
+    config = GPT2Config(vocab_size=64, n_embd=8, n_layer=1, n_head=2, n_positions=8)
+    ids = torch.tensor([[1, 2, 99]])
+    with pytest.raises(ConfigError, match=r"vocabulary of 64 tokens, .* the token ID 99: use"):
+        check_forward(GPT2LMHeadModel(config), Rows({"input_ids": ids}, ids), "tiny", "mine")

@@ -24,8 +24,9 @@ from chop.actions.evaluate.settings import EvaluateConfig
 from chop.actions.starting_run import check_saved_model, config_of_run
 from chop.actions.sweep.settings import PruneSweepConfig
 from chop.base.notices import collected_assumptions
+from chop.base.trust import trust_code
 from chop.cli import main
-from chop.errors import CheckpointError
+from chop.errors import CheckpointError, ConfigError
 from chop.ir.graph import MaseGraph
 from chop.ir.storage.checkpoint import find_checkpoint
 from chop.runs import MANIFEST, Artifact
@@ -273,3 +274,30 @@ def test_a_missing_manifest_is_told_and_no_other_model_is_pruned(copy, tmp_path)
     how = {"start_from": copy / "model", "model": "mlp", "methods": ("l1-norm",)}
     config = PruneSweepConfig(**how, out=tmp_path / "p")
     assert config_of_run(config, None) == config
+
+
+def test_another_built_in_model_is_not_the_runs(ends):
+    code, _, error = ends("bench", "model", NAME, "--model", "gpt-tiny", "--seconds", 0.1)
+    assert code == 2 and "--model gpt-tiny: 'my runs; it's' has the compressed mlp" in error
+    assert error.rstrip().endswith("pass --model mlp.")
+
+
+def test_a_reference_that_reads_other_rows_is_named(place, tmp_path):
+    code = "from torch import nn\nclass Other(nn.Embedding):\n"
+    (tmp_path / "other.py").write_text(f"{code}    def __init__(self): super().__init__(9, 2)\n")
+    reference = f"{tmp_path}/other.py:Other"
+    config = EvaluateConfig(str(place / NAME), reference=reference, out=tmp_path / "e")
+    with pytest.raises(ConfigError, match="does not read the rows of .*: expected its float model"):
+        load_judged(config)
+
+
+@pytest.mark.parametrize("settings", [{"weights": "w.pt"}, {"model": "net.py:Net"}])
+def test_files_of_a_run_in_another_folder_are_named(settings, place, copy):
+    manifest = json.loads((copy / MANIFEST).read_text())
+    manifest["settings"] |= settings
+    (copy / MANIFEST).write_text(json.dumps(manifest))
+    message = "does not exist in the current folder: run the command"
+    with trust_code(), pytest.raises(ConfigError, match=message):
+        workload_config(compressed_run(copy), {})
+    with trust_code(), pytest.raises(ConfigError, match=message):
+        config_of_run(LowerConfig(start_from=copy, out=copy.parent / "p"), None)

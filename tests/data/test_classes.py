@@ -3,9 +3,9 @@
 import logging
 
 import pytest
-from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
-from chop.data.labels import check_classes, class_names
+from chop.data.labels import check_classes, class_names, with_binary_labels
 from chop.errors import ConfigError
 
 
@@ -77,3 +77,20 @@ def test_reading_class_names_shows_no_progress_bar(capfd, monkeypatch):
     rows = Dataset.from_dict({"labels": ["a", "b"] * 50})
     assert class_names(rows.train_test_split(test_size=0.2, seed=0)) == ["a", "b"]
     assert "examples" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("train", "feature", "known", "expected"),
+    [
+        ([["rain"], ["snow", "rain"]], None, None, [[1, 0], [1, 1]]),
+        ([["rain"], ["snow", "rain"]], None, {"Snow": 0, "Rain": 1}, [[0, 1], [1, 1]]),
+        ([[1], []], List(ClassLabel(names=["a", "b", "c"])), None, [[0, 1, 0], [0, 0, 0]]),
+        ([[0, 1], [1, 1]], None, None, [[0, 1], [1, 1]]),
+    ],
+    ids=["texts", "texts of a model", "named numbers", "numbers"],
+)
+def test_lists_of_classes_become_one_number_for_each_class(train, feature, known, expected):
+    given = rows(train, train[:1], feature)
+    given = {key: split.add_column("x", [0] * len(split)) for key, split in given.items()}
+    splits = with_binary_labels(DatasetDict(given), known)
+    assert splits["train"]["label"][:] == expected and splits["test"]["label"][:] == expected[:1]

@@ -10,6 +10,7 @@ from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadMode
 from chop.base.trust import trust_code
 from chop.errors import CheckpointError, ConfigError, UnavailableError
 from chop.models import load_model
+from chop.runs.manifest import Manifest, write_manifest
 
 TINY = {
     "vocab_size": 40,
@@ -90,6 +91,27 @@ def test_bad_names_are_one_sentence_and_quick(tmp_path):
         load_model(tmp_path)
     with pytest.raises(UnavailableError, match="'no such thing': a model not found"):
         load_model("no such thing")
+
+
+@pytest.mark.parametrize(
+    "kind, settings, expected",
+    [
+        ("search precision", {}, "chop search export {folder} best.toml"),
+        (
+            "search precision",
+            {"storage": "sqlite:////data/x.db"},
+            "chop search export sqlite:////data/x.db --name a best.toml",
+        ),
+        ("search nas", {}, "its best models in '{folder}/best'"),
+    ],
+)
+def test_the_folder_of_a_search_names_the_way_to_its_models(kind, settings, expected, tmp_path):
+    folder = tmp_path / "a"
+    (folder / "best").mkdir(parents=True)
+    write_manifest(folder / "manifest.json", Manifest(kind, settings, "finished", "a:1:2"))
+    with pytest.raises(ConfigError) as error:
+        load_model(folder)
+    assert expected.format(folder=folder) in str(error.value)
     (tmp_path / "config.json").write_text('{"model_type": "brt"}')
     with pytest.raises(ConfigError, match="contains no known model: .*brt"):
         load_model(tmp_path)

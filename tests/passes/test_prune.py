@@ -257,6 +257,7 @@ def test_float_layers_keep_their_state_and_carry_the_mask(net_graph):
         ({"weight": {"sparsity": 0.5}, "exclude": ["("]}, "not a regular expression"),
         ({"weight": {"sparsity": 0.5}, "exclude": [".*"]}, "match no layer"),
         ({"activation": {"sparsity": 0.5, "scope": "globall"}}, "did you mean 'global'"),
+        ({"weight": {"sparsity": 0.5, "scope": "2:4"}}, "such as 2:4 is a granularity"),
         ({"activation": {"sparsity": {"fc1": 0.5}, "scope": "global"}}, "has one sparsity"),
     ],
 )

@@ -8,11 +8,16 @@ import torch
 from torch import nn
 
 import chop
+from chop import passes
 from chop.actions.bench.settings import BenchModelConfig
+from chop.actions.compress.job import compress
+from chop.actions.compress.settings import CompressConfig
+from chop.actions.sweep.quantize import quantize_sweep
 from chop.actions.sweep.settings import QuantizeSweepConfig
 from chop.errors import ChopError, ConfigError
 from chop.formats import parse_format_string
-from chop.train import evaluate, find_task, fit
+from chop.train import evaluate, find_task, fit, read_rows
+from chop.workloads.workload import Workload
 
 X = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(12) % 2
@@ -28,6 +33,19 @@ def _quantize(**given):
     return chop.quantize(_net(), "8.auto", **{"data": ROWS, **given})
 
 
+def _graph():
+    mg = chop.MaseGraph(_net(), dummy_in={"input": X})
+    settings = {
+        "by": "type",
+        "linear": {"config": {"name": "integer", "width": 8, "frac_width": "auto"}},
+    }
+    return passes.quantize_transform_pass(mg, settings)[0]
+
+
+def _workload():
+    return Workload.of(_net(), ROWS, ROWS)
+
+
 REFUSED = {
     "fraction of a row": (lambda: _quantize(calibration_rows=2.5), "calibration_rows: .* got 2.5"),
     "rows as text": (lambda: _quantize(calibration_rows="all"), "calibration_rows: .* got 'all'"),
@@ -41,6 +59,38 @@ REFUSED = {
     "weights without values": (
         lambda: chop.quantize(_net().to("meta"), data=X),
         "weights without values",
+    ),
+    "rows without values": (
+        lambda: _quantize(data=(X.to("meta"), Y)),
+        "tensor on the meta device, which has no values",
+    ),
+    "tokens without a task": (
+        lambda: read_rows({"input_ids": torch.arange(12).view(3, 4)}),
+        "task causal-lm takes input_ids as labels",
+    ),
+    "row without values": (
+        lambda: _quantize(data=[(row.to("meta"), 1) for row in X]),
+        "tensor on the meta device, which has no values",
+    ),
+    "swapped settings": (lambda: compress(_workload(), CompressConfig()), "settings .* first"),
+    "settings as a mapping": (lambda: compress({"model": "mlp"}), "settings .* got dict"),
+    "class of settings": (lambda: compress(CompressConfig), "got the class CompressConfig"),
+    "model as workload": (lambda: compress(CompressConfig(), _net()), "workload: .* Sequential"),
+    "swapped settings of a sweep": (
+        lambda: quantize_sweep(_workload(), QuantizeSweepConfig()),
+        "got Workload",
+    ),
+    "name of an input": (
+        lambda: chop.MaseGraph(_net(), hf_input_names="input"),
+        r"expected a list of names .* pass \['input'\]",
+    ),
+    "tensor of batches": (
+        lambda: passes.calibrate_transform_pass(_graph(), {"batches": X}),
+        r"Each row of the given tensor is read as a batch: pass \[x\]",
+    ),
+    "batch for batches": (
+        lambda: passes.calibrate_transform_pass(_graph(), {"batches": {"input": X}}),
+        r"expected a list of batches, got a dict; pass \[batch\]",
     ),
     "no layers": (lambda: chop.quantize(nn.Sequential()), "got an empty Sequential"),
     "empty path": (lambda: chop.save(_quantize(), ""), "path: got an empty text"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -18,6 +18,7 @@ from chop.base.files import names_of_files
 from chop.base.notices import Assumption, assume, collected_assumptions
 from chop.base.trust import trust_named
 from chop.data.load import SPLIT_OFF
+from chop.errors import ConfigError
 from chop.kernels.matmul_precision import matmul_precision
 from chop.report.notebook import with_display
 from chop.report.page.files import add_page
@@ -79,6 +80,27 @@ class Job(Generic[C, W, R]):
     is_part: bool = False
 
 
+def check_arguments(settings: Any, workload: Any) -> None:
+    """Checks that the arguments of a job are its settings and a workload, in this order.
+
+    Raises:
+        ConfigError: if they are something else.
+    """
+    if not is_dataclass(settings) or isinstance(settings, Workload | type):
+        raise ConfigError(
+            "expected the settings of the job first, such as CompressConfig(...), then the "
+            f"workload; got {_describe_kind(settings)}."
+        )
+    if not isinstance(workload, Workload | None):
+        raise ConfigError(
+            f"workload: expected a Workload, see Workload.of; got {_describe_kind(workload)}."
+        )
+
+
+def _describe_kind(value: Any) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+
+
 def run_job(
     job: Job[C, W, R], config: C, workload: Workload | None = None, folder: Path | None = None
 ) -> R:
@@ -95,6 +117,7 @@ def run_job(
             name is too long.
         WriteError: if the disk is full or read-only.
     """
+    check_arguments(config, workload)
     settings: Any = config
     with (
         names_of_files(),

@@ -108,12 +108,12 @@ def steps_after_blocks(result: Mapping[str, Any], out: Path, class_name: str) ->
 
 
 def steps_after_search(
-    folder: Path, model: Path | None, recipe: Path | None, trust: str = ""
+    where: str, model: Path | None, recipe: Path | None, trust: str = ""
 ) -> list[Step]:
     """Returns steps that build and load the best of a search, and continue the search.
 
     Args:
-        folder: results folder of the search.
+        where: arguments that name the search; "" if it was in memory.
         model: the best model's checkpoint without suffix; None if the search saved none.
         recipe: settings of `chop compress` that build the best model; None if there are none, as
             for an architecture.
@@ -125,21 +125,22 @@ def steps_after_search(
     if recipe is not None:
         command = f"chop compress --config {quoted(recipe)}{trust}"
         steps.append(Step("Build the best model", command))
-    command = f"chop search show {quoted(folder)}"
-    return [*steps, Step("See the best trials, and which choices matter", command)]
+    if where:
+        command = f"chop search show {where}"
+        steps.append(Step("See the best trials, and which choices matter", command))
+    return steps
 
 
-def export_search_step(folder: Path, trust: str = "") -> Step:
+def export_search_step(where: str, folder: Path, trust: str = "") -> Step:
     """Returns the step that builds a model from the formats of a search.
 
     Args:
-        folder: results folder of the search.
+        where: arguments that name the search.
+        folder: folder for the formats.
         trust: option that confirms the code that the search names, after a space, or "".
     """
     file = quoted(folder / "best.toml")
-    code = (
-        f"chop search export {quoted(folder)} {file}{trust}\nchop compress --config {file}{trust}"
-    )
+    code = f"chop search export {where} {file}{trust}\nchop compress --config {file}{trust}"
     return Step("Build the best model: write its formats, and compress with them", code)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from chop import passes
-from chop.actions.compress.earlier_run import WEIGHTS, check_model_file, no_model
+from chop.actions.compress.earlier_run import WEIGHTS, check_files, check_model_file, no_model
 from chop.base.files import atomic_file, make_folder, settle, shared_lock
 from chop.base.plugins import naming_packages
 from chop.base.trust import check_code, trust_named
@@ -71,6 +71,7 @@ def config_of_run(config: C, workload: Workload | None, out: Path | None = None)
     assert config.start_from is not None
     with trust_named(vars(config)):
         check_code(taken, config.start_from / MANIFEST, "--model")
+    check_files(taken, config.start_from / MANIFEST)
     _bring_fine_tuned(config.start_from, out or config.out)
     with naming_packages(manifest.plugin_names, f"'{config.start_from}'"):
         return dataclasses.replace(config, **taken)

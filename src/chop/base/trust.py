@@ -169,6 +169,13 @@ def options_naming(settings: Mapping[str, Any]) -> str:
     return "".join(f" {option}" for option in options)
 
 
+def is_allowed_place(place: str | Path, *homes: Path) -> bool:
+    """Returns true if a command may write to a place that a file names, see `check_place`."""
+    path = Path(place).expanduser().resolve()
+    allowed = (Path.cwd(), *homes)
+    return _is_trusted.get() is None or any(path.is_relative_to(x.resolve()) for x in allowed)
+
+
 def check_place(place: str | Path, file: str | Path, option: str, *homes: Path) -> None:
     """Checks an output place that a file names for a command; programs may choose any place.
 
@@ -180,10 +187,7 @@ def check_place(place: str | Path, file: str | Path, option: str, *homes: Path) 
     Raises:
         ConfigError: if the place is outside of them, with links followed.
     """
-    path = Path(place).expanduser().resolve()
-    if _is_trusted.get() is None:
-        return
-    if not any(path.is_relative_to(home.resolve()) for home in (Path.cwd(), *homes)):
+    if not is_allowed_place(place, *homes):
         raise ConfigError(
             f"'{file}' writes results outside the current folder, to '{place}': to allow "
             f"that, pass {option} {place}."

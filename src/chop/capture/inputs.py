@@ -52,8 +52,10 @@ def check_parameters(
         names: names of inputs.
         allows_others: accept any name if `forward` has `**kwargs`.
     Raises:
-        ConfigError: if a name is not a parameter.
+        ConfigError: if a name is not a parameter, or the names are a single text.
     """
+    if isinstance(names, str):
+        raise ConfigError(f"expected a list of names of inputs, got {names!r}; pass [{names!r}].")
     parameters = inspect.signature(model.forward).parameters
     if allows_others and any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return parameters

@@ -17,18 +17,19 @@ def main() -> None:
     from chop.cli.app import app
     from chop.errors import ChopError, options_in_messages
 
-    try:
-        with options_in_messages(True), fitting_packages(), own_temporary_files():
-            app()
-    except ChopError as error:
-        _fail(type(error).__name__, str(error))
-    except (OSError, MemoryError, RuntimeError, ImportError) as error:
-        from chop.base.files.limits import reached_limit
+    with options_in_messages(True):  # errors become texts below
+        try:
+            with fitting_packages(), own_temporary_files():
+                app()
+        except ChopError as error:
+            _fail(type(error).__name__, str(error))
+        except (OSError, MemoryError, RuntimeError, ImportError) as error:
+            from chop.base.files.limits import reached_limit
 
-        reason = reached_limit(error)
-        if reason is None:
-            raise
-        _fail("Stopped", reason)
+            reason = reached_limit(error)
+            if reason is None:
+                raise
+            _fail("Stopped", reason)
 
 
 def _fail(name: str, message: str) -> NoReturn:

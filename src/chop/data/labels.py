@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from chop.base.notices import assume
 from chop.data.bars import without_bars
@@ -139,6 +139,37 @@ def with_numbered_labels(splits: DatasetDict, known: Mapping[str, int] | None) -
         numbers = [number[value if is_text else names[value]] for value in column_values]
         numbered[key] = split.remove_columns(column).add_column(column, numbers, feature=feature)
     return DatasetDict(numbered)
+
+
+@without_bars()
+def with_binary_labels(splits: DatasetDict, known: Mapping[str, int] | None) -> DatasetDict:
+    """Replaces lists of class names by one 0 or 1 for each class.
+
+    Args:
+        splits: labels are lists of texts, or of numbers with names; others stay unchanged.
+        known: class numbers by name from the model, see `with_numbered_labels`.
+    """
+    check_splits(splits)
+    from datasets import DatasetDict
+
+    column = label_column(splits["train"].column_names)
+    member = getattr(splits["train"].features.get(column), "feature", None)
+    is_text = getattr(member, "dtype", None) in ("string", "large_string")
+    names = getattr(member, "names", None)
+    if not is_text and names is None:
+        return splits
+    lists = {key: split.with_format(None)[column][:] for key, split in splits.items()}
+    if names is None:
+        texts = {text for rows in lists.values() for row in rows for text in row}
+        number: Mapping[Any, int] = numbers_of_names(sorted(texts), known)
+    else:
+        number = {i: i for i in range(len(names))}
+    wanted = sorted(number, key=number.__getitem__)
+    binary = {}
+    for key, rows in lists.items():
+        values = [[int(each in row) for each in wanted] for row in rows]
+        binary[key] = splits[key].remove_columns(column).add_column(column, values)
+    return DatasetDict(binary)
 
 
 def numbers_of_names(names: list[str], known: Mapping[str, int] | None) -> dict[str, int]:

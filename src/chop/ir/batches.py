@@ -45,13 +45,19 @@ def select_inputs(mg: MaseGraph, batches: Batches, where: str) -> Iterator[dict[
         GuardError: if a batch violates the guards of the graph.
     """
     device = next((parameter.device for parameter in mg.model.parameters()), None)
+    if isinstance(batches, Mapping | str):
+        kind = type(batches).__name__
+        raise ConfigError(f"{where}: expected a list of batches, got a {kind}; pass [batch].")
     number, dtypes = -1, InputDtypes(mg.model)
     for number, batch in enumerate(batches):
         inputs = {name: _to(x, device) for name, x in _read(mg, batch, where).items()}
         try:
             yield mg.model.admit((), dtypes.adapt(inputs))
         except GuardError as error:
-            raise GuardError(f"{where}: batch {number}: {error}") from None
+            note = f"{where}: batch {number}: {error}"
+            if isinstance(batches, Tensor):
+                note += " Each row of the given tensor is read as a batch: pass [x]."
+            raise GuardError(note) from None
     if number < 0:
         raise ConfigError(f"{where}: expected at least one batch, got none.")
 

@@ -224,13 +224,18 @@ def _why_none(folder: Path) -> str:
     if not (folder / MANIFEST).is_file():
         return ""
     with contextlib.suppress(CheckpointError):
-        kind = read_manifest(folder).kind
-        if kind.startswith("search"):
+        manifest = read_manifest(folder)
+        kind, storage = manifest.kind, manifest.settings.get("storage")
+        if kind == "search precision":
             text = shlex.quote(str(folder))
+            if storage:
+                text = f"{shlex.quote(str(storage))} --name {shlex.quote(folder.name)}"
             return (
                 f"chop {kind} wrote it; run chop search export {text} best.toml, then "
                 "chop compress --config best.toml; "
             )
+        if (folder / "best").is_dir():
+            return f"chop {kind} wrote it, and its best models in '{folder / 'best'}'; "
         if kind != "compress":
             return f"chop {kind} wrote it; "
     return "its run saved none, or did not finish; "

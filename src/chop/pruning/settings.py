@@ -32,7 +32,9 @@ class WeightPruning:
 
     sparsity: Annotated[float | Mapping[str, float] | None, Range(0, below=1)] = None
     method: str = "l1-norm"
-    scope: Literal["local", "global"] = "local"
+    scope: Literal["local", "global"] = field(
+        default="local", metadata={"hint": "A pattern such as 2:4 is a granularity."}
+    )
     granularity: str = "elementwise"
     seed: int = 0
 

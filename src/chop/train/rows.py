@@ -231,10 +231,11 @@ def read_rows(
     needs_labels = task is None or not (task.reads_all or source in inputs)
     if not inputs or not (given or not needs_labels) or _count(table) == 0:
         held = f"{_count(table)} rows" if table else "0 rows"
+        tokens = " --task causal-lm takes input_ids as labels." * ("input_ids" in table)
         raise NoLabelsError(
             "expected rows with a column 'labels' or 'label' and at least one column of numbers "
             f"(tokenize texts first), or (inputs, labels), got {held} with "
-            f"{list(table)}."
+            f"{list(table)}.{tokens}"
         )
     check_columns(table, given)
     if outputs:
@@ -265,6 +266,12 @@ def read_label_column(dataset: Dataset) -> tuple[Column, Task]:
     assert label is not None, "callers look for it"
     if not is_numeric(dataset, label):
         first = dataset.with_format(None)[label][0]
+        if isinstance(first, list):
+            raise ConfigError(
+                f"label column '{label}': expected numbers, got lists such as {first!r:.60}; "
+                "--task multilabel reads lists of classes. Number classes of tokens from 0 "
+                f"({IGNORED} for tokens that do not count)."
+            )
         raise ConfigError(
             f"label column '{label}': expected numbers, got {first!r:.60}; number the classes from "
             f"0 ({IGNORED} for tokens that do not count), or name another column with "

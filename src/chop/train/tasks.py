@@ -97,7 +97,8 @@ def _yes_or_no(logits: Tensor, labels: Tensor) -> Pair:
 
 def _labels_each(logits: Tensor, labels: Tensor) -> Pair:
     if logits.dim() != 2 or logits.shape != labels.shape:
-        raise unfit(MULTILABEL, "(B, L) and labels of (B, L)", logits, labels)
+        wanted = "(B, L) and labels of (B, L), 0 or 1 for each of L classes"
+        raise unfit(MULTILABEL, wanted, logits, labels)
     _check_zero_or_one(MULTILABEL, labels)
     counts = (labels != IGNORED).all(1)
     return logits[counts], labels[counts].long()

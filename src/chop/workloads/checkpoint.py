@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ from chop.data import (
 )
 from chop.data.builtin_names import PREFIX
 from chop.data.cells import TEXTS
+from chop.data.labels import with_binary_labels
 from chop.errors import MOST_NAMES, ConfigError, check_known, did_you_mean, enumerate_names
 from chop.export.qonnx.reader import is_qonnx
 from chop.models import BUILTIN_MODELS, builtin_model, check_own, is_own, load_model, read_config
@@ -41,7 +42,7 @@ from chop.train import CAUSAL_LM, TASKS, Task, find_task, read_label_column
 from chop.train.given.reading import is_numeric
 from chop.train.outputs import MULTIOUTPUT
 from chop.train.segmentation import SEGMENTATION_TASK
-from chop.train.tasks import JUDGED_TASK, check_is_clear
+from chop.train.tasks import JUDGED_TASK, MULTILABEL, check_is_clear
 from chop.workloads.pictures import SETTINGS, get_preprocessing, reduces_labels
 
 if TYPE_CHECKING:
@@ -83,6 +84,8 @@ def load_checkpoint(
     task = _get_task(config, data)
     if task.takes_names:
         check_classes(data, config.dataset)
+    if task.name == MULTILABEL:
+        data = with_binary_labels(data, _get_label_numbers(config.model))
     model = load(
         config.model,
         num_labels=_num_labels(config.model, data, task),
@@ -152,6 +155,11 @@ def _architecture(name: str) -> str:
     """Returns the class name in a checkpoint's configuration; "" if it is missing."""
     has_none = is_own(name) or is_qonnx(name)
     return "" if has_none else (read_config(name).architectures or [""])[0]
+
+
+def _get_label_numbers(name: str) -> Mapping[str, int] | None:
+    """Returns class numbers by name from a checkpoint's configuration; None if it is missing."""
+    return None if is_own(name) or is_qonnx(name) else read_config(name).label2id
 
 
 def _get_task(config: WorkloadConfig, data: DatasetDict) -> Task:

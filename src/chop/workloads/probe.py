@@ -75,6 +75,13 @@ def check_forward(model: nn.Module, rows: Rows, name: str, dataset: str) -> None
     except ChopError:
         raise
     except (Exception, SystemExit) as error:
+        ids, config = inputs.get("input_ids"), getattr(model, "config", None)
+        vocabulary = getattr(config, "vocab_size", None)
+        if ids is not None and isinstance(vocabulary, int) and int(ids.max()) >= vocabulary:
+            raise ConfigError(
+                f"'{name}' has a vocabulary of {vocabulary:,} tokens, and '{dataset}' has the "
+                f"token ID {int(ids.max()):,}: use the tokenizer of the model."
+            ) from error
         file = re.match(r".+\.py(?=:)", name)
         plain = f"{type(error).__name__}: {first_line(error).removesuffix('.')}."
         reason = reason_of_user_code(error, Path(file[0])) if file else plain

@@ -39,6 +39,7 @@ from chop.train.distillation.settings import Distillation, describe_distillation
 from chop.train.distillation.teacher import Teacher, load_teacher
 from chop.train.dtypes import cast_inputs, cast_rows
 from chop.train.feed import bound_task
+from chop.train.given.frames import align_columns
 from chop.train.intervals import Score, compute_interval, constant_score, counted, interval_note
 from chop.train.judge import Judge
 from chop.train.metrics import accuracy
@@ -187,7 +188,8 @@ class Workload:
         requested = None if task is None else find_task(task)
         judge = build_judge(evaluate, metric, lower_is_better)
         reads = JUDGED_TASK if judge is not None and requested is None else requested
-        given = train, test, validation
+        others = {"test": test, "validation": validation}
+        given = train, *(align_columns(train, rows, name) for name, rows in others.items())
         with collected_assumptions() as assumed:
             workload = cls._of(model, given, reads, judge is None, (name, dataset), device)
             task = build_task(requested, workload.train, metric, judge, loss)

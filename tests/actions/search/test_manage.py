@@ -3,6 +3,7 @@ import json
 import multiprocessing
 import os
 import random
+import shlex
 import shutil
 import signal
 import sqlite3
@@ -280,6 +281,22 @@ def test_a_search_with_its_storage_elsewhere_writes_where_it_did(toy, tmp_path, 
     shutil.copytree(tmp_path / "disk", tmp_path / "copy")
     resume_search("../copy/x.db")
     assert (tmp_path / "copy" / "toy" / "result.json").is_file()
+
+
+def test_a_storage_elsewhere_is_named_in_commands(toy, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = ToyConfig(out=tmp_path / "results", storage="disk/x.db", name="a study")
+    run_search(toy, config)
+    where = config.where
+    assert where == f"{tmp_path}/disk/x.db --name 'a study'"
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    shown = CliRunner().invoke(app, ["search", "show", *shlex.split(where)])
+    before = files_of(tmp_path / "results")
+    written = CliRunner().invoke(app, ["search", "export", *shlex.split(where), "best.toml"])
+    assert shown.exit_code == written.exit_code == 0 and "Wrote trial" in written.output
+    assert load_toml("best.toml") and files_of(tmp_path / "results") == before
+    assert ToyConfig(storage="memory").where == ""
 
 
 @NEEDS_ROOT

@@ -174,3 +174,8 @@ def test_a_best_that_is_float_says_so(tmp_path):
     line = about_recipe(config, found, chosen)
     assert line.startswith("build the best model: chop search export ")
     assert line.endswith(" best.toml && chop compress --config best.toml")
+    config = PrecisionConfig(out=tmp_path, storage=f"sqlite:///{tmp_path}/x.db", **UNTRAINED)
+    line = about_recipe(config, found, chosen)
+    assert f"chop search export {tmp_path}/x.db --name precision best.toml" in line
+    line = about_recipe(PrecisionConfig(storage="memory", **UNTRAINED), found, chosen)
+    assert "without --storage memory" in line and "chop search" not in line

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from chop.base.files import atomic_file, names_of_files, writing
+from chop.base.files import atomic_file, make_folder, names_of_files, writing
 from chop.errors import ConfigError, WriteError
 from tests.limits import files_up_to
 
@@ -91,3 +91,12 @@ def test_errors_of_libraries_that_are_no_write_errors_pass_through(tmp_path):
     for error in (RuntimeError("shapes differ"), OSError("3 requested"), ValueError("(os error)")):
         with pytest.raises(type(error), match=re.escape(str(error))), writing(tmp_path / "a"):
             raise error
+
+
+@pytest.mark.parametrize("out", ["link", "link/sub", "link/sub/below"])
+def test_a_link_without_its_folder_is_the_named_cause(out, tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    with pytest.raises(WriteError, match=r"link' is a link to '.*gone', which does not exist"):
+        make_folder(tmp_path / out)
+    (tmp_path / "gone").mkdir()
+    assert make_folder(tmp_path / out).is_dir()

@@ -13,8 +13,9 @@ from chop.base.files.documents import read_json
 from chop.base.files.library_errors import library_errors
 from chop.base.notices import assume, get_logger
 from chop.base.plugins import naming_packages
-from chop.base.trust import check_code, get_identity, is_trusted, names_code
+from chop.base.trust import CODE_FILE, check_code, get_identity, is_trusted, names_code
 from chop.errors import CheckpointError, ConfigError
+from chop.models import builtin_model
 from chop.workloads.settings import JudgedWorkloadConfig, WorkloadConfig
 
 WEIGHTS, GRAPH, MODEL_FOLDER = "model.pt", "model.mz", "model"
@@ -130,8 +131,36 @@ def _get_settings(
     known = {field.name for field in dataclasses.fields(kind)}
     chosen = {k: value for k, value in settings.items() if k in known and k not in given}
     check_code(chosen, run.file, option)
+    check_files(chosen, run.file)
+    given_model, own_model = given.get("model"), settings["model"]
+    if (
+        given_model
+        and builtin_model(given_model)
+        and get_identity(given_model) != get_identity(own_model)
+    ):
+        raise ConfigError(
+            f"{option} {given_model}: '{run.folder}' has the compressed {own_model}; pass "
+            f"{option} {own_model}."
+        )
     with naming_packages(run.plugin_names, f"'{run.folder}'"):
         return kind(**{**chosen, **given})
+
+
+def check_files(settings: Mapping[str, Any], file: Path) -> None:
+    """Checks that the code file and the weights that a run names exist.
+
+    Relative paths belong to the folder in which the run was started.
+
+    Raises:
+        ConfigError: if a file does not exist.
+    """
+    code = CODE_FILE.fullmatch(str(settings.get("model")))
+    for path in (code and code["file"], settings.get("weights")):
+        if path and not Path(path).expanduser().exists():
+            raise ConfigError(
+                f"'{file}' names '{path}', which does not exist in the current folder: run the "
+                "command in the folder in which the model was compressed."
+            )
 
 
 def compressed_run(folder: Path) -> CompressedRun:

@@ -18,7 +18,7 @@ from chop.actions.compress.table import (
     terminal_table,
 )
 from chop.actions.compress.whole import WholeModel
-from chop.actions.job import Job, Output, run_job
+from chop.actions.job import Job, Output, check_arguments, run_job
 from chop.report.report import Note, Report, say, show
 from chop.train import Metric
 from chop.workloads.load import merge_settings
@@ -82,6 +82,7 @@ def compress(config: CompressConfig, workload: Workload | None = None) -> dict[s
         ConfigError: if settings do not fit together.
         UnavailableError: if the model, the data set or a library is missing.
     """
+    check_arguments(config, workload)
     if config.by_block and workload is None:
         from chop.actions.compress.by_block import Decoder
         from chop.quantization.walk.values import NoBlocksError

@@ -177,7 +177,13 @@ def _check_comparable(config: EvaluateConfig, judged: Judged) -> None:
     if judged.reference is None:
         return
     workload = judged.workload
-    check_forward(judged.reference, workload.train, judged.reference_name, workload.dataset)
+    try:
+        check_forward(judged.reference, workload.train, judged.reference_name, workload.dataset)
+    except ConfigError as error:
+        raise ConfigError(
+            f"reference: '{judged.reference_name}' does not read the rows of '{config.model}': "
+            "expected its float model."
+        ) from error
     example = workload.example()
     count = len(next(iter(example.values())))
     ours, theirs = (

@@ -26,7 +26,7 @@ from chop.errors import ChopError, check_known
 from chop.report.report import Report
 from chop.report.search_figures import search_tiles
 from chop.search.ledger import Ledger
-from chop.search.location import MEMORY, storage_file, without_password
+from chop.search.location import MEMORY, storage_file
 from chop.search.reading import finished_trials
 from chop.search.storage import open_for_reading
 from chop.search.study import BEST_FOLDER
@@ -142,17 +142,15 @@ def _resume_note(config: SearchConfig, others: int) -> str:
             f"search{'es' * (others != 1)} to go; chop search compare plots the finished ones."
         )
     url = config.url
-    where = without_password(url) if config.storage else str(config.folder)
-    name = f" --name {shlex.quote(config.study)}" if config.storage else ""
     with suppress(ChopError):  # for a missing storage, the same command gives a better message
         if not finished_trials(url, config.study):
             return "no trial was finished. Run the same command to start again."
-    more = f"{name}{import_options()}{confirmation(vars(config))}"
+    more = f"{import_options()}{confirmation(vars(config))}"
     if config.storage and not _is_beside(config.out, storage_file(url)):
         more += f" --out {shlex.quote(str(config.out))}"
     return (
         "finished trials are saved. To resume, run the same command, or: chop search resume "
-        f"{shlex.quote(where)}{more}"
+        f"{config.where}{more}"
     )
 
 

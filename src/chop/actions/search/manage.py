@@ -27,7 +27,7 @@ from chop.base.plugins import (
     naming_packages,
 )
 from chop.base.tables import print_table, printable
-from chop.base.trust import check_code, check_place, options_naming
+from chop.base.trust import check_code, check_place, is_allowed_place, options_naming
 from chop.config import parse
 from chop.errors import ConfigError
 from chop.kernels.matmul_precision import matmul_precision
@@ -129,9 +129,9 @@ def export_best(
     """
     study, result = load_search(storage, name)
     command = _command("export", [storage, str(path)], {"name": name, "trial": trial})
-    job, config = _rebuilt(study, {}, command)
+    job, config = _rebuilt(study, {}, command, writes=False)
     chosen = _choose(result, trial)
-    with _writable(config.out) as out:
+    with _writable(config) as out:
         settings = job.export(dataclasses.replace(config, out=out), chosen.config)
     settings = {**import_setting(), **settings}
     values = ", ".join(f"{name} {value:.6g}" for name, value in chosen.values.items())
@@ -150,9 +150,14 @@ def export_best(
 
 
 @contextlib.contextmanager
-def _writable(out: Path) -> Iterator[Path]:
-    """Yields `out`, or a temporary folder with its fine-tuned models if `out` is read-only."""
-    if out.is_dir() and os.access(out, os.W_OK):
+def _writable(config: SearchConfig) -> Iterator[Path]:
+    """Yields the output folder, or a temporary one with its fine-tuned models.
+
+    The temporary one replaces a folder that is missing, read-only, or not allowed by `check_place`.
+    """
+    out, file = config.out, storage_file(config.url)
+    is_allowed = is_allowed_place(out, *([file.parent] if file else ()))
+    if is_allowed and out.is_dir() and os.access(out, os.W_OK):
         yield out
         return
     with scratch_folder("search") as folder:
@@ -162,7 +167,7 @@ def _writable(out: Path) -> Iterator[Path]:
 
 
 def _rebuilt(
-    study: Mapping[str, Any], changes: Mapping[str, Any], command: str
+    study: Mapping[str, Any], changes: Mapping[str, Any], command: str, writes: bool = True
 ) -> tuple[SearchJob[Any], SearchConfig]:
     """Returns the job of a study and its settings, with the storage that it was read from.
 
@@ -170,6 +175,7 @@ def _rebuilt(
         study: record of the study.
         changes: settings that replace those it was started with.
         command: command line, for messages.
+        writes: True if the command writes to the output folder of the search.
     """
     job, url = _get_job(study), study["url"]
     given = {key: value for key, value in changes.items() if value is not None}
@@ -181,7 +187,7 @@ def _rebuilt(
     _extensions(study).load(where, command)
     check_code(job["settings"], where)
     named = job["settings"].get("out")
-    if "out" not in given and isinstance(named, str):
+    if writes and "out" not in given and isinstance(named, str):
         check_place(named, where, "--out", *([file.parent] if file else ()))
     with _naming_packages(study):
         return rebuild({**job, "settings": {**job["settings"], **given}})

@@ -204,7 +204,7 @@ def report(subject: NasSubject, result: Result) -> Report[Result]:
             is_share=metric.is_share,
             size_bytes=round(result.best.values["size_bytes"]),
         ),
-        steps=steps_after_search(config.folder, best_model(config, result.best), None),
+        steps=steps_after_search(config.where, best_model(config, result.best), None),
     )
 
 

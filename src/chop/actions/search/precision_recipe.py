@@ -24,6 +24,7 @@ from chop.problems.mixed_precision.layers import Formats
 from chop.problems.mixed_precision.problem import PrecisionProblem
 from chop.report.report import Writer
 from chop.search import Config, Result
+from chop.search.location import MEMORY
 from chop.workloads.settings import JudgedConfig, WorkloadConfig
 
 if TYPE_CHECKING:
@@ -156,9 +157,13 @@ def about_recipe(
         return f"recipe: chop compress{more} --config {file}"
     if all(fmt.is_identity for formats in chosen.values() for fmt in formats.values()):
         return "no recipe: all layers of the best trial are float"
-    folder = shlex.quote(str(config.folder))
+    if not config.where:
+        return (
+            "no recipe: the trials were in memory; to export the formats of the best one, search "
+            f"again without --storage {MEMORY}"
+        )
     trust = " --trust-code" if named else ""
-    export = f"chop search export {folder} best.toml{imports}{trust}"
+    export = f"chop search export {config.where} best.toml{imports}{trust}"
     if config.circuit_goals():  # a circuit also rounds inputs
         return f"all formats: {export}"
     return f"build the best model: {export} && chop compress{more} --config best.toml"

@@ -195,5 +195,7 @@ def _steps(config: PrecisionConfig, result: PrecisionResult) -> list[Step]:
     has_recipe = result.best.number in result.recipes
     recipe = config.folder / RECIPE_FILE if has_recipe else None
     trust = confirmation((config.model, config.evaluate, config.loss))
-    steps = steps_after_search(config.folder, best_model(config, result.best), recipe, trust)
-    return steps if has_recipe else [export_search_step(config.folder, trust), *steps]
+    steps = steps_after_search(config.where, best_model(config, result.best), recipe, trust)
+    if has_recipe or not config.where:
+        return steps
+    return [export_search_step(config.where, config.folder, trust), *steps]

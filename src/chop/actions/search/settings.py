@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,6 +70,17 @@ class SearchConfig(WorkloadConfig):
         from chop.search.location import storage_url
 
         return storage_url(self.storage, self.out)
+
+    @property
+    def where(self) -> str:
+        """Arguments that name the study in commands, quoted for a shell; "" if it is in memory."""
+        from chop.search.location import MEMORY, without_password
+
+        if self.storage is None:
+            return shlex.quote(str(self.folder))
+        if self.url == MEMORY:
+            return ""
+        return f"{shlex.quote(without_password(self.url))} --name {shlex.quote(self.study)}"
 
     def search(self, space: SearchSpace, measure: Measure, goals: Goals, **further: Any) -> Search:
         """Returns the search of these settings; `further` are arguments of `chop.search.Search`."""

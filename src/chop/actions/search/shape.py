@@ -273,7 +273,7 @@ def _steps(subject: ShapeSubject, best: TrialRecord, command: str) -> list[Step]
     folder = subject.config.folder / BEST_FOLDER / best.key / FOLDER
     steps = [load_step(folder, subject.workload.model)] if folder.is_dir() else []
     steps.append(Step("Prune the model to this shape and distill it", command))
-    return [*steps, *steps_after_search(subject.config.folder, None, None)]
+    return [*steps, *steps_after_search(subject.config.where, None, None)]
 
 
 def export(config: ShapeConfig, chosen: Mapping[str, str]) -> dict[str, Any]:

@@ -48,7 +48,10 @@ def writing(path: Path) -> Iterator[None]:
             raise
         target = Path(*(part for part in path.parts if not re.fullmatch(TEMPORARY, part)))
         free = _free_space(target) if code in NO_SPACE else ""
-        reason = f"{os.strerror(code)}; {ADVICE[code]}{free}."
+        cause = os.strerror(code)
+        if code == errno.EEXIST and (link := _dangling_link(target)):
+            cause = f"'{link}' is a link to '{link.readlink()}', which does not exist"
+        reason = f"{cause}; {ADVICE[code]}{free}."
         raise WriteError(f"'{target}' cannot be written: {reason}") from error
 
 
@@ -70,6 +73,12 @@ def _get_code(error: BaseException | None) -> int | None:
     if isinstance(error, RuntimeError) and re.search(TORCH_WRITER, text):
         return _get_code(error.__context__) or errno.ENOSPC
     return None
+
+
+def _dangling_link(path: Path) -> Path | None:
+    """Returns the link without a target in a path, or None."""
+    links = (each for each in (path, *path.parents) if each.is_symlink() and not each.exists())
+    return next(links, None)
 
 
 def _free_space(path: Path) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 
 from chop.data import label_column
 from chop.data.cells import check_cells
-from chop.errors import ConfigError
+from chop.errors import MOST_NAMES, ConfigError, enumerate_names
 
 MODULE = "pandas"
 
@@ -40,6 +40,34 @@ def split_frame(frame: Any) -> tuple[np.ndarray, np.ndarray | None]:
     if label is None:
         return to_matrix(frame), None
     return to_matrix(frame.drop(columns=label)), to_array(frame[label], label)
+
+
+def align_columns(train: Any, rows: Any, split: str) -> Any:
+    """Returns the rows of a split with the columns of its frame in the order of the training frame.
+
+    Args:
+        train: training rows; a frame, or a pair of a frame and labels. Others have no names.
+        rows: rows of the split, in the same form.
+        split: name of the split, for the error.
+    Raises:
+        ConfigError: if a column of the training frame is missing.
+    """
+    if isinstance(train, tuple) and isinstance(rows, tuple) and train and rows:
+        return (align_columns(train[0], rows[0], split), *rows[1:])
+    if not is_frame(train) or not is_frame(rows):
+        return rows
+    names, given = list(train.columns), list(rows.columns)
+    missing = [name for name in names if name not in given and name != label_column(names)]
+    if missing:
+        listed = enumerate_names([*map(repr, given)], MOST_NAMES)
+        raise ConfigError(
+            f"{split}: the frame has no column {missing[0]!r} as the training rows have, but "
+            f"{listed}; rename the columns, or pass arrays."
+        )
+    others = [name for name in given if name not in names]
+    known = [name for name in names if name in given]
+    is_clear = len({*given}) == len(given)
+    return rows[[*known, *others]] if is_clear and given != known else rows
 
 
 def to_matrix(frame: Any) -> np.ndarray:

@@ -369,7 +369,7 @@ def as_column(values: Any) -> Column:
             f"{enumerate_names([*map(repr, values)], MOST_NAMES)}; pass each as a column."
         )
     if isinstance(values, Tensor):
-        return values.detach().cpu()
+        return _on_cpu(values)
     if isinstance(values, np.ndarray) and values.dtype != object:
         return _numbers(values)
     if not isinstance(values, Iterable):
@@ -382,9 +382,18 @@ def as_column(values: Any) -> Column:
     return rows
 
 
+def _on_cpu(values: Tensor) -> Tensor:
+    if values.is_meta:
+        raise ConfigError(
+            "expected rows of numbers, got a tensor on the meta device, which has no values; pass "
+            "one on a CPU or GPU."
+        )
+    return values.detach().cpu()
+
+
 def _numbers(value: Any) -> Tensor:
     if isinstance(value, Tensor):
-        return value.detach().cpu()
+        return _on_cpu(value)
     is_picture = type(value).__module__.startswith("PIL.")
     try:
         array = np.asarray(None if is_picture else value)
