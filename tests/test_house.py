@@ -20,7 +20,7 @@ BOUNDS = {
     "files at one level": 29,
     "lines that are not blank": 135_400,
     "functions per 1,000 lines of logic": 108,
-    "public functions and classes": 3_690,
+    "public functions and classes": 3_700,
     "lines of the longest file": 491,
 }
 SLACK = 0.02

@@ -57,7 +57,6 @@ EXCEPTIONS = {
     "base/files/temporary.py": SYSTEM,
     "base/files/writers.py": "opened for appending, after require_file",
     "hardware/design/axis.py": OWN,
-    "hardware/design/design.py": OWN,
     "hardware/design/plan.py": OWN,
     "hardware/costs/estimate.py": OWN,
     "hardware/harness/build.py": OWN,
