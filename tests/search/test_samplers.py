@@ -247,6 +247,7 @@ def test_a_history_read_in_parts_equals_one_read_at_once():
     space, draw = _space(4), np.random.default_rng(0)
     own = InMemoryStudy("parts", space, (Goal("loss"),), "text", optuna.pruners.NopPruner())
     study, coding, running = own.study, history.Coding(space), []
+    study.sampler = optuna.samplers.RandomSampler(seed=0)
     for number in range(60):
         running.append(study.ask(space.distributions() if draw.random() < 0.8 else None))
         excess = {name: draw.normal() for name in ("size", "bits")[: number // 20]}
