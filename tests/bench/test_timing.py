@@ -37,7 +37,7 @@ def found():
 
 
 def test_work_done_twice_takes_twice_the_time(found):
-    assert found["twice"].speed_up == pytest.approx(0.5, rel=0.1)
+    assert found["twice"].speed_up == pytest.approx(0.5, rel=0.25)
     assert found["one"].speed_up is None and found["one"].ratio.median == 1
     assert found["twice"].processor_seconds / found["one"].processor_seconds > 1.6
     assert found["twice"].largest_difference == 0
@@ -193,7 +193,7 @@ def test_a_gpu_is_timed_by_its_own_clock():
     small = torch.randn(8, 8, device="cuda")
     variants = [Variant("one", lambda: x @ x), Variant("twice", lambda: (x @ x, x @ x)[1])]
     found = compare(variants, device="cuda", seconds=0.2)
-    assert found.clock == "device" and found["twice"].speed_up == pytest.approx(0.5, rel=0.1)
+    assert found.clock == "device" and found["twice"].speed_up == pytest.approx(0.5, rel=0.25)
     assert found["one"].readings[0].device < found["one"].readings[0].wall
     assert found["one"].peak_bytes >= x.nbytes
 

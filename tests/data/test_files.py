@@ -155,6 +155,18 @@ def test_pictures_without_classes_are_refused(folders, tmp_path):
         load_dataset(tmp_path)
 
 
+@pytest.mark.parametrize("folders", [("train", "test"), ("train/cat", "train/dog", "train/dog/b")])
+def test_pictures_beside_folders_of_classes_are_refused(folders, tmp_path):
+    from PIL import Image
+
+    for folder in folders:
+        (tmp_path / folder).mkdir(parents=True)
+        for number in range(3):
+            Image.new("L", (4, 4)).save(tmp_path / folder / f"{number}.png")
+    with pytest.raises(ConfigError, match="a folder per class, .* or in deeper folders"):
+        load_dataset(tmp_path)
+
+
 @pytest.mark.sampled(9)
 @pytest.mark.parametrize("fault", [TypeError, AttributeError, KeyError, AssertionError, ValueError])
 @pytest.mark.parametrize(

@@ -164,7 +164,7 @@ def test_a_classifier_of_a_folder_that_has_none_is_one_sentence(masked_lm, edit)
     [
         ("net.py", "'net.py' is a file: pass its class as well, such as net.py:Net"),
         ("net:Net", "did you mean 'net.py:Net'"),
-        ("trained.pt", "file.py:Net --weights trained.pt"),
+        ("trained.pt", "file.py:Net .*--weights trained.pt"),
     ],
 )
 def test_files_that_are_no_models_say_how_they_are_used(tmp_path, monkeypatch, name, message):

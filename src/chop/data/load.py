@@ -325,12 +325,22 @@ def _check_labels(
             )
 
 
+def _has_no_labels(splits: DatasetDict) -> bool:
+    """Returns True without a label column, or for images without folders of classes."""
+    train = splits["train"]
+    column = label_column(train.column_names)
+    if column is None or picture_column(splits) is None:
+        return column is None
+    return all(label is None for label in train[column][:])
+
+
 def _without_label(splits: DatasetDict, name: str) -> str:
     """Returns the error message for rows without a label column."""
-    if picture_column(splits) is not None and splits["train"].num_columns == 1:
+    if {*splits["train"].column_names} <= {picture_column(splits), "label"}:
         return (
             f"data set '{name}' has less than two classes of images; expected a folder per "
-            f"class, such as {name}/cat/1.png and {name}/dog/2.png. {UNLABELED_ADVICE}"
+            f"class, such as {name}/cat/1.png and {name}/dog/2.png, or {name}/train/cat/1.png, "
+            f"without images beside them or in deeper folders. {UNLABELED_ADVICE}"
         )
     if splits["train"].column_names == ["text"]:
         return (
@@ -372,8 +382,7 @@ def _train_and_test(
         unlabeled = {k: _unlabeled_rows(s) if needs_labels else 0 for k, s in splits.items()}
     labeled = {k: s for k, s in splits.items() if not needs_labels or unlabeled[k] < len(s)}
     if "train" not in labeled:
-        columns = splits["train"].column_names if "train" in splits else []
-        if "train" in splits and label_column(columns) is None:
+        if "train" in splits and _has_no_labels(splits):
             raise ConfigError(_without_label(splits, name))
         raise ConfigError(
             f"data set '{name}' has no labeled split 'train': found {sorted(splits)}. "
