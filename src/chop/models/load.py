@@ -264,9 +264,10 @@ def read_config(name: str, num_labels: int | None = None) -> PreTrainedConfig:
     if Path(name).is_file():
         if name.lower().endswith(FOREIGN_SUFFIXES):
             raise ConfigError(f"model '{name}': expected a PyTorch model, such as file.py:Net.")
-        # Commands that read results of others have no option for weights.
-        as_own = f"file.py:Net (`chop compress` reads its weights with --weights {name})"
-        as_own = f"{name}:Net" if name.endswith(".py") else as_own
+        if name.endswith(".py"):
+            as_own = f"{name}:Net"
+        else:  # other commands may have no option for weights
+            as_own = f"file.py:Net (`chop compress` reads its weights with --weights {name})"
         raise ConfigError(
             f"model '{name}' is a file: pass its class as well, such as {as_own}, or the folder of "
             "a Hugging Face model."

@@ -22,7 +22,7 @@ from chop.base.notices import assume
 from chop.base.trust import get_identity as named_as
 from chop.data.builtin_names import PREFIX
 from chop.data.tokenizer import get_tokenizer
-from chop.errors import CheckpointError, ConfigError, UnavailableError
+from chop.errors import CheckpointError, ConfigError, UnavailableError, first_line
 from chop.ir.graph import MaseGraph
 from chop.ir.storage.checkpoint import FILE_IN_RUN, find_checkpoint
 from chop.models import builtin_model, is_own, load_model, read_config
@@ -182,7 +182,7 @@ def _check_comparable(config: EvaluateConfig, judged: Judged) -> None:
     except ConfigError as error:
         raise ConfigError(
             f"reference: '{judged.reference_name}' does not read the rows of '{config.model}': "
-            "expected its float model."
+            f"expected its float model ({first_line(error).rstrip('.')})."
         ) from error
     example = workload.example()
     count = len(next(iter(example.values())))
