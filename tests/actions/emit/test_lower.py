@@ -58,3 +58,9 @@ def test_formats_without_integers_are_refused(workload, tmp_path):
 def test_scales_that_follow_each_batch_are_fixed_first(workload, tmp_path):
     result = lower(LowerConfig(formats="scale_integer:width=8", out=tmp_path, force=True), workload)
     assert result["accuracy"]["integer"] == pytest.approx(result["accuracy"]["quantized"], abs=0.02)
+
+
+def test_steps_of_a_model_that_predicts_no_tokens_are_refused(workload, tmp_path):
+    config = LowerConfig(out=tmp_path, decode=True, force=True)
+    with pytest.raises(ConfigError, match="decode: .* has the task 'classification', expected a"):
+        lower(config, workload)

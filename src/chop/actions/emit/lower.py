@@ -35,7 +35,7 @@ from chop.runs import Outcome
 from chop.statistics.intervals import Interval, wilson_of_share
 from chop.train.calibration import calibrated, calibration_batches
 from chop.train.intervals import FEW_ROWS, format_interval
-from chop.train.tasks import CLASSIFICATION
+from chop.train.tasks import CAUSAL_LM, CLASSIFICATION
 from chop.workloads.workload import Workload, raise_for_integers, raise_to_graph
 
 
@@ -182,10 +182,10 @@ def lower_workload(workload: Workload, config: LoweringConfig, rows: int) -> Low
     """
     if is_read(workload.model):
         return _lower_as_read(workload, config, rows)
-    if config.decode and workload.task.name == CLASSIFICATION.name:
+    if config.decode and workload.task.name != CAUSAL_LM:
         raise ConfigError(
-            f"decode: '{workload.name}' classifies rows, expected a decoder that predicts the "
-            "next token."
+            f"decode: '{workload.name}' has the task '{workload.task.name}', expected a decoder "
+            "that predicts the next token."
         )
     announce(workload.title, "quantizing and lowering")
     number_format = parse_format_string(config.formats)
