@@ -43,7 +43,26 @@ def precision_figures(
         title: title of each figure.
         about_rows: number and kind of the rows that trials are evaluated on.
     """
-    metric, front = problem.evaluator.task.metric, best_trials(result)
+    metric = problem.evaluator.task.metric
+    accuracy = _accuracy_figures(problem, result, begin, rows, title, about_rows)
+    shares = (metric.name,) if metric.is_share else ()
+    is_metric = select_objectives(result.goals)[0].name == metric.name
+    level = rows[0][metric.name if problem.judge is not None else f"search {metric.name}"]
+    levels = {"float": level} if is_metric else {}
+    progress = search_figures(sampler, result, problem.space, title, shares, levels)
+    return {**accuracy, **_format_figures(problem, result, begin, title), **progress}
+
+
+def _accuracy_figures(
+    problem: PrecisionProblem,
+    result: Result,
+    begin: Mapping[str, Config],
+    rows: Sequence[Mapping[str, Any]],
+    title: str,
+    about_rows: str,
+) -> dict[str, Writer]:
+    """Returns the figures of the metric against average bits."""
+    metric = problem.evaluator.task.metric
     where, place = "search ", f" on {about_rows}"
     if problem.judge is not None:
         where, place = "", ""
@@ -65,7 +84,7 @@ def precision_figures(
         [(trial.values["bits"], trial.values[metric.name]) for trial in result.measured],
         [about_trial(trial) for trial in result.measured],
     )
-    accuracy = figure_files(
+    return figure_files(
         metric.name,
         accuracy_charts,
         curves,
@@ -75,28 +94,28 @@ def precision_figures(
         metric=metric,
         trials=trials,
     )
-    mixed = {**begin, **{f"trial {trial.number}": trial.config for trial in front}}
+
+
+def _format_figures(
+    problem: PrecisionProblem, result: Result, begin: Mapping[str, Config], title: str
+) -> dict[str, Writer]:
+    """Returns the figures of the format of each layer, in `begin` and in the best trials."""
+    mixed = {**begin, **{f"trial {trial.number}": trial.config for trial in best_trials(result)}}
     cells = {
         (name, label): problem.bits(name, chosen[name])
         for name in problem.targets
         for label, chosen in mixed.items()
     }
     short, meaning = short_texts(problem.options)
-    written = {(name, label): short[mixed[label][name]] for name, label in cells}
-    formats = figure_files(
+    return figure_files(
         "formats",
         layer_map_charts,
         cells,
         xlabel="",
         measure="bits",
         title=f"{title}: format of each layer{f' ({meaning})' * bool(meaning)}",
-        texts=written,
+        texts={(name, label): short[mixed[label][name]] for name, label in cells},
     )
-    shares = (metric.name,) if metric.is_share else ()
-    is_metric = select_objectives(result.goals)[0].name == metric.name
-    levels = {"float": rows[0][f"{where}{metric.name}"]} if is_metric else {}
-    progress = search_figures(sampler, result, problem.space, title, shares, levels)
-    return {**accuracy, **formats, **progress}
 
 
 def page_tables(config: PrecisionConfig, result: Result) -> list[Table]:
