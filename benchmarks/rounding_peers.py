@@ -98,8 +98,7 @@ def _auto_round(
         seqlen=learning.rows.shape[1],
         dataset=torch.utils.data.DataLoader(rows, batch_size=learning.batch_size),
         device_map="cpu",
-        enable_torch_compile=False,
-        **settings,
+        **{"enable_torch_compile": False, **settings},
     ).quantize()
     return _weights(tuned[0] if isinstance(tuned, tuple) else tuned)
 
@@ -133,6 +132,9 @@ AUTO_ROUND = ("auto_round", "accelerate", "cpuinfo")
 ROUNDING_PEERS = {
     "auto-round": RoundingPeer(AUTO_ROUND, _auto_round),
     "auto-round, float32": RoundingPeer(AUTO_ROUND, partial(_auto_round, amp=False)),
+    "auto-round, compiled": RoundingPeer(
+        AUTO_ROUND, partial(_auto_round, amp=False, enable_torch_compile=True)
+    ),
     "auto-round, extended": RoundingPeer(
         AUTO_ROUND, partial(_auto_round, amp=False, enable_alg_ext=True)
     ),

@@ -11,7 +11,7 @@ from chop.base import native
 from chop.kernels.cpu import build
 
 FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g", "-O1")
-NAMES = ("packed", "int8", "lowest", "lsq", "searches", "steps")
+NAMES = ("packed", "int8", "lowest", "lsq", "offsets", "searches", "steps")
 TESTS = [f"test_{name}.py" for name in NAMES]
 OWN_LOOPS = "not instruction_set and not whole_numbers"
 """What compiles loops of its own has had them in other settings."""

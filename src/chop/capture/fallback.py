@@ -129,7 +129,7 @@ class Fallback:
             them.
         mutated_buffers: buffers that the model's Python reads and its forward writes.
         eager_outputs: outputs of leaves and of operators without a fake kernel, in each mode.
-        earlier: the last recording of each kind.
+        earlier: the last recording in `eval()` for each rule.
         changed_in_training: attributes that the recording in `train()` changed.
         caching: the optional inputs, if one of them is a key-value cache.
         keeps_ones: sizes of one stay one, because the model takes another path at size two.
@@ -149,7 +149,7 @@ class Fallback:
     mutated_buffers: set[str] = field(default_factory=set)
     changed_in_training: set[Key] = field(default_factory=set)
     check_numpy_draws: bool = False
-    earlier: dict[Any, Recorder] = field(default_factory=dict, repr=False)
+    earlier: dict[DynamicDims, Recorder] = field(default_factory=dict, repr=False)
     caching: Caching | None = None
     keeps_ones: bool = False
 
@@ -251,23 +251,47 @@ class Fallback:
         return merge_modes(recorder.graph, in_train.graph, probe, recorder.values, taken)
 
     def _record_mode(self, training: bool, probe: DtypeProbe | None = None) -> Recorder:
-        """Runs the model once on fake tensors and restores it."""
+        """Runs the model once on fake tensors and restores it.
+
+        All recordings share the symbols and the results of operators of the one in `eval()`.
+        """
+        recorder = self._new_recorder(training, self.earlier.get(self.dynamic_dims))
+        is_first = not training and probe is None
+        if is_first:
+            self.earlier[self.dynamic_dims] = recorder
+        stop, is_complete = None, False
+        try:
+            is_complete = self._run(recorder, training, probe)
+        except _GraphBreakError as error:
+            stop = error
+        if not is_first and recorder.sizes.discard_equalities():
+            # Sizes that are equal in this recording only must not be so in the graph of `eval()`.
+            recorder = self._new_recorder(training, None)
+            is_complete = self._run(recorder, training, probe)
+        elif stop is not None:
+            raise stop
+        # The next recording checks every module for draws, to find the one that draws.
+        return recorder if is_complete else self._record_mode(training, probe)
+
+    def _new_recorder(self, training: bool, before: Recorder | None) -> Recorder:
         eager_reads = None
         if self.specialize_reads:
             eager_reads = probe_reads(self.model, self.example, self.fixed, training)
         symbolic = self.dynamic_dims is not DynamicDims.NONE
-        key = (training, self.dynamic_dims, probe)
         recorder = Recorder(
             self.model,
             self.leaves,
             symbolic,
             {subject: outputs[training] for subject, outputs in self.eager_outputs.items()},
             eager_reads,
-            self.earlier.get(key),
+            before,
         )
-        self.earlier[key] = recorder
         recorder.stateful, recorder.reads.mutated_buffers = self.stateful, self.mutated_buffers
         recorder.check_numpy_draws, recorder.training = self.check_numpy_draws, training
+        return recorder
+
+    def _run(self, recorder: Recorder, training: bool, probe: DtypeProbe | None) -> bool:
+        """Runs the model; returns False if it has to run again with `check_numpy_draws`."""
         with_cache = None if self.caching is None else recorder
         with contextlib.ExitStack() as stack:
             run = stack.enter_context(preserve_state(self.model, thorough=True, on_fakes=True))
@@ -313,11 +337,9 @@ class Fallback:
                     }
                     raise _GraphBreakError([recorder.graph_break], recorder.sizes) from error
                 self.check_numpy_draws = True
-            else:
-                self.changed_in_training |= before.changed() if training else set()
-                return recorder
-        # The next recording checks every module for draws, to find the one that draws.
-        return self._record_mode(training, probe)
+                return False
+            self.changed_in_training |= before.changed() if training else set()
+        return True
 
     def _fakes(self, example: Mapping[str, Any], recorder: Recorder) -> dict[str, Any]:
         """Adds the placeholders, optional ones last, and returns their fake values."""

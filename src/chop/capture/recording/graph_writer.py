@@ -26,7 +26,7 @@ class GraphWriter:
     Args:
         model: its parameters and buffers are read by name.
         symbolic: whether input sizes are dynamic.
-        before: sizes of an earlier recording of the same inputs in the same mode.
+        before: sizes of an earlier recording of the same inputs.
 
     Attributes:
         values: fake value of each node.
@@ -87,12 +87,7 @@ class GraphWriter:
 
     def fake_member(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         """Returns a fake of another dtype that represents a parameter or buffer."""
-        with self.sizes.fake_mode():
-            fake = torch.empty_strided(
-                tensor.size(), tensor.stride(), dtype=dtype, device=tensor.device
-            )
-            if isinstance(tensor, nn.Parameter):
-                fake = nn.Parameter(fake, tensor.requires_grad)
+        fake = self.sizes.fake_member(tensor, dtype)
         self._state_names[id(fake)] = self._state_names[id(tensor)]
         self._alive.append(fake)
         return fake

@@ -17,7 +17,7 @@ from typing import Any
 import sympy
 import torch
 from sympy.logic.boolalg import BooleanAtom
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from chop.base.notices import at_level
 from chop.capture.sizes.shape_env import GuardedShapeEnv
@@ -31,6 +31,7 @@ from chop.private.symbolic_shapes import (
     bound_sympy,
     enable_python_dispatcher,
     fake_with_symbols,
+    forget_members,
     get_expression,
     in_kernel_invocation_manager,
     int_oo,
@@ -53,10 +54,19 @@ def get_constant(tensor: Tensor) -> Tensor | None:
     return tensor.constant
 
 
-def get_meta(fake: FakeTensor, shape: Any, stride: Any) -> Tensor:
-    """Returns the elements of a fake tensor like `fake`, with another shape and stride."""
+def get_meta(
+    fake: FakeTensor, shape: Any, stride: Any, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Returns the elements of a fake tensor like `fake`, with another shape and stride.
+
+    Args:
+        fake: a strided tensor.
+        shape: the shape.
+        stride: the stride.
+        dtype: Default: that of `fake`.
+    """
     with in_kernel_invocation_manager(fake.fake_mode):
-        return torch.empty_strided(shape, stride, dtype=fake.dtype, device="meta")
+        return torch.empty_strided(shape, stride, dtype=dtype or fake.dtype, device="meta")
 
 
 def new_fake(fake: FakeTensor, elements: Tensor | None = None) -> FakeTensor:
@@ -78,6 +88,9 @@ class Sizes:
         symbolic: False makes every size a number, so that a recording is valid for the example
             sizes only. It is several times faster and needs no private API.
         before: sizes of an earlier recording of the same inputs, whose symbols may be shared.
+
+    Attributes:
+        continues: whether the symbols are those of `before`.
     """
 
     def __init__(self, graph: fx.Graph, symbolic: bool = True, before: Sizes | None = None) -> None:
@@ -90,6 +103,8 @@ class Sizes:
         )
         if before is not None and self.continues:
             self._env, self._mode, self._inputs = before._env, before._mode, before._inputs
+            # The earlier recording may have written into the fakes of parameters and buffers.
+            forget_members(self._mode)
         else:
             self._env = GuardedShapeEnv() if symbolic else None
             self._mode = FakeTensorMode(
@@ -99,6 +114,9 @@ class Sizes:
                 # torch checks each entry of its cache by arithmetic on sizes, which takes half of
                 # the time of a recording. `FakeCache` replaces it.
                 self._mode.cache_enabled = False
+        # A later recording in the same environment begins with other dicts.
+        self._tests = {} if self._env is None else self._env.tests
+        self._emptiness_tests = {} if self._env is None else self._env.emptiness_tests
         self._origins: dict[sympy.Symbol, tuple[fx.Node, int | None]] = {}
         self._names: dict[sympy.Symbol, sympy.Symbol] = {}
         self._written: dict[sympy.Basic, fx.Node] = {}
@@ -152,8 +170,9 @@ class Sizes:
             self._inputs[name] = fake_with_symbols(self._mode, name, tensor, dims)
         fake = self._inputs[name]
         if fake.layout is torch.strided:
-            # The model may write into it, and the next recording shares it.
-            fake = new_fake(fake)
+            # The model may write into it, and the next recording shares it, maybe in another dtype.
+            elements = get_meta(fake, fake.shape, fake.stride(), tensor.dtype)
+            fake = new_fake(fake, elements)
         fake.requires_grad_(tensor.requires_grad)
         self._fix(name, tensor, [d for d, kind in enumerate(dims) if kind is DimDynamic.STATIC])
         self._examples[name] = tuple(tensor.shape)
@@ -162,6 +181,19 @@ class Sizes:
             if isinstance(size, torch.SymInt):
                 self._names[size.node.expr] = sympy.Symbol(f"{name}.shape[{dim}]")
         return fake
+
+    def fake_member(self, tensor: Tensor, dtype: torch.dtype) -> FakeTensor:
+        """Returns a fake of another dtype that represents a parameter or buffer."""
+        is_parameter = isinstance(tensor, nn.Parameter)
+        # Made without fake mode, whose entry and dispatch take longer than all the rest.
+        with in_kernel_invocation_manager(self._mode):
+            elements = torch.empty_strided(
+                tensor.size(), tensor.stride(), dtype=dtype, device="meta"
+            )
+        requires_grad = is_parameter and tensor.requires_grad
+        return FakeTensor(
+            self._mode, elements, tensor.device, requires_grad=requires_grad, _is_param=is_parameter
+        )
 
     def _fix(self, name: str, tensor: Tensor, dims: Any) -> None:
         for dim in dims:
@@ -191,8 +223,7 @@ class Sizes:
 
     def computed_size_tests(self) -> Iterator[tuple[str, str]]:
         """Returns computed sizes that the model's Python tests, by name, with the lines."""
-        tests = {} if self._env is None else self._env.tests
-        for condition, where in tests.items():
+        for condition, where in self._tests.items():
             computed = condition.free_symbols & self._computed.keys()
             if computed and not _always_true(condition, least=0):
                 yield from ((self._computed[symbol], where) for symbol in computed)
@@ -304,15 +335,13 @@ class Sizes:
 
     def guards(self) -> list[ShapeGuard]:
         """Returns the conditions on input sizes under which the recording is valid."""
-        if self._env is None:
-            return list(self._fixed)
         guards = list(self._fixed)
-        for condition, where in self._env.tests.items():
+        for condition, where in self._tests.items():
             # Data-dependent sizes are unknown before a call, so only conditions on inputs can be
             # checked.
             if condition.free_symbols <= self._names.keys() and not _always_true(condition):
                 guards.append(ShapeGuard(self._print(condition), where))
-        for condition, where in self._env.emptiness_tests.items():
+        for condition, where in self._emptiness_tests.items():
             known = condition.free_symbols <= self._names.keys()
             if known and not _always_true(condition, least=0):
                 guards.append(ShapeGuard(self._print(condition), where))
@@ -320,10 +349,15 @@ class Sizes:
 
     def add_guards(self, other: Sizes) -> None:
         """Adds the conditions of a second recording of the same inputs."""
-        if self._env is not None and other._env is not None:
-            ours, theirs = self._env, other._env
-            ours.tests = {**theirs.tests, **ours.tests}
-            ours.emptiness_tests = {**theirs.emptiness_tests, **ours.emptiness_tests}
+        self._tests = {**other._tests, **self._tests}
+        self._emptiness_tests = {**other._emptiness_tests, **self._emptiness_tests}
+
+    def discard_equalities(self) -> bool:
+        """Removes the sizes that this recording made equal from an environment that it shares.
+
+        Returns: False if there are none, or if no earlier recording shares the environment.
+        """
+        return self.continues and self._env is not None and self._env.discard_equalities()
 
     def unbacked_size(self, least: int, most: Any) -> Any:
         """Returns a new data-dependent size, which the result of an operator has to determine.

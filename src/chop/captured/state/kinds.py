@@ -157,7 +157,11 @@ _CONTAINERS: Mapping[Any, StateKind] = {
     np.ndarray | array | bytearray: StateKind(copy.copy, _write_array, same_content),
 }
 _PLAIN_MAPPING = StateKind(dict, _write_mapping, _same_mappings)
-_BY_TYPE = {**_GENERATORS, dict: _PLAIN_MAPPING, OrderedDict: _PLAIN_MAPPING, tuple: None}
+_BY_TYPE = {
+    **_GENERATORS,
+    **{dict: _PLAIN_MAPPING, OrderedDict: _PLAIN_MAPPING, tuple: None},
+    **{list: _CONTAINERS[list | deque], set: _CONTAINERS[set]},
+}
 GENERATORS = tuple(_GENERATORS)
 """Types of random number generators."""
 

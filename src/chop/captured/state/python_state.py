@@ -6,7 +6,7 @@ import argparse
 import operator
 import sys
 import types
-from collections import ChainMap, UserDict, UserList, defaultdict
+from collections import ChainMap, OrderedDict, UserDict, UserList, defaultdict
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
@@ -35,7 +35,7 @@ from chop.captured.state.finder import (
     reader,
 )
 from chop.captured.state.kinds import GENERATORS, StateKind, differing, get_kind, same, write_fields
-from chop.captured.state.values import MISSING
+from chop.captured.state.values import MISSING, PLAIN
 from chop.private.modules import MODULES, PARAMETERS
 
 Key = tuple[str, str]
@@ -53,6 +53,10 @@ _HOLDERS = (
     *(nn.Module, types.FunctionType),
 )
 """Library types whose objects hold values of the user."""
+
+# A model has thousands of these attributes: quick answers by their exact types.
+_PLAIN = frozenset(PLAIN)
+_EMPTY = frozenset({dict, OrderedDict, list, set})
 
 _Modules = Mapping[str, nn.Module]
 _ANY_CODE = nn.Module.train.__code__
@@ -138,11 +142,22 @@ class _StateFinder(Finder):
         if module not in self._visited:
             self._visited.add(module)
             for name, value in vars(module).items():
-                if value is not None and type(value) is not bool:
+                if type(value) in _EMPTY and not value:
+                    self._visit_empty(value, (path, name))
+                elif type(value) not in _PLAIN:
                     self.visit(value, Origin(path, name, _ANY_CODE))
             self.visit(type(module), Origin(path, "", _ANY_CODE))
 
+    def _visit_empty(self, container: Any, key: Key) -> None:
+        if id(container) not in self.known:
+            self.known.add(id(container))
+            kind = get_kind(container, ITEMS)
+            assert kind is not None
+            self._saved.append(_Saved(container, kind, kind.read(container), key))
+
     def visit(self, value: Any, origin: Origin) -> None:
+        if type(value) in _PLAIN:
+            return
         if type(value) in GENERATORS and id(value) not in self.known:
             self.known.add(id(value))
             self.add(value, ITEMS, origin, ALL)

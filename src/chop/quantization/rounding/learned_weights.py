@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from chop.formats import NumberFormat
+from chop.formats.ordered_sum import sum_in_halves
 from chop.formats.scaling import SharedExponent
+from chop.kernels.offsets import Offsets
 from chop.quantization.rounding.learned_grid import LearnedGrid, as_rows, row_slices, searched
 
 OFFSET = 0.5
@@ -84,6 +86,17 @@ class LearnedWeight:
             float(layout.element.round(torch.tensor([end], dtype=torch.float64))) / unit
             for end in (-torch.inf, torch.inf)
         )
+        self._zero = None if grid.zero is None else (grid.zero / unit).float()
+        self._current: tuple[Tensor, Tensor] | None = None
+        self._kernel = None if self._unit is None else self._offsets(self._unit)
+
+    def _offsets(self, unit: float) -> Offsets:
+        """Returns what kernels need for elements with one step."""
+        grid = self._grid
+        least = None if grid.least is None else grid.least.float() / unit
+        held = None if grid.held is None else grid.held.contiguous()
+        places = self._zero, grid.anchor, least, held, self._code
+        return Offsets(self._point, self._offset, *places, self._low, self._high)
 
     def _set_points(self, weight: Tensor, start: Tensor | None) -> None:
         """Sets the positions of weights and the elements of held weights, minus the zero points."""
@@ -115,13 +128,15 @@ class LearnedWeight:
         points = torch.where(element.round(points.clone()) == codes, points, near)
         return torch.where(element.round(points.clone()) == codes, points, codes)
 
-    def _scales(self) -> Tensor:
-        """Returns the scale of each group, float64."""
-        if self._factor is None:
-            return self._scale
-        scales = self._grid.scales_near(self._scale * self._factor)
-        assert scales is not None
-        return scales
+    def _scales(self) -> tuple[Tensor, Tensor]:
+        """Returns the scale of each group, float64, and its ratio to the initial one, float32."""
+        if self._current is None:
+            scales: Tensor | None = self._scale
+            if self._factor is not None:
+                scales = self._grid.scales_near(self._scale * self._factor)
+            assert scales is not None
+            self._current = scales, (scales / self._scale).float()
+        return self._current
 
     def _wanted(self, part: slice, ratio: Tensor) -> tuple[Tensor, Tensor | None]:
         """Returns distances from the zero points with offsets, float32, and steps, None for 1.
@@ -143,7 +158,7 @@ class LearnedWeight:
     def _codes(self, part: slice, wanted: Tensor, step: Tensor | None) -> Tensor:
         """Returns the distances of elements from the zero points."""
         unit, grid = self._unit or 1.0, self._grid
-        zero = None if grid.zero is None else (grid.zero[part] / unit).float()
+        zero = None if self._zero is None else self._zero[part]
         codes = wanted if zero is None else wanted + zero
         codes = codes.round() if step is None else (codes / step).round_().mul_(step)
         codes = grid.with_anchors(codes.clamp_(self._low, self._high), part, unit)
@@ -157,12 +172,16 @@ class LearnedWeight:
         return self._joined(self._dtype, torch.float32)
 
     def _joined(self, dtype: torch.dtype, computed: torch.dtype) -> Tensor:
-        scales, unit = self._scales(), self._unit or 1.0
-        ratio, factors = (scales / self._scale).float(), (scales * unit).to(computed)
-        values = torch.empty_like(self._point, dtype=dtype)
-        for part in row_slices(values):
-            codes = self._codes(part, *self._wanted(part, ratio))
-            values[part] = codes.to(computed) * factors[part]
+        scales, ratio = self._scales()
+        factors = (scales * (self._unit or 1.0)).to(computed)
+        known = None
+        if self._kernel is not None and computed == torch.float32:
+            known = self._kernel.values(None if self._factor is None else ratio, factors)
+        values = torch.empty_like(self._point, dtype=dtype) if known is None else known.to(dtype)
+        if known is None:
+            for part in row_slices(values):
+                codes = self._codes(part, *self._wanted(part, ratio))
+                values[part] = codes.to(computed) * factors[part]
         return self._groups.join(values.view(self._lead), self._shape)
 
     def learn(self, gradient: Tensor, rate: float) -> None:
@@ -173,25 +192,39 @@ class LearnedWeight:
             rate: step size of offsets and factors.
         """
         pulls = as_rows(self._groups.split(gradient))
-        ratio, signs = (self._scales() / self._scale).float(), self._scale.sign().float()
-        for part in row_slices(pulls):
-            pull = (pulls[part].float() * signs[part]).nan_to_num_(nan=0.0)
-            wanted, step = self._wanted(part, ratio)
-            codes = self._codes(part, wanted, step)
-            reach = OFFSET if step is None else OFFSET * step
-            # 1 where values are neither saturated nor held far away, else 0. A product with
-            # booleans takes several times longer.
-            moves = wanted.sub_(codes).abs_().le_(reach)
-            if self._grid.held is not None:
-                moves.masked_fill_(self._grid.held[part], 0.0)
-            if self._factor is not None:
-                # d(f k)/df = k + f dk/df, and dk/df = -(w/s) / f^2 where k moves.
-                exact = self._point[part] / ratio[part]
-                slope = torch.addcmul(codes, exact, moves, value=-1)
-                turn = (pull * slope).sum(-1, keepdim=True).sign_()
-                self._factor[part] = (self._factor[part] - rate * turn).clamp_(*FACTORS)
-            offset = self._offset[part]
-            offset.sub_(pull.sign_().mul_(moves), alpha=rate).clamp_(-OFFSET, OFFSET)
+        ratio, signs = self._scales()[1], self._scale.sign().float()
+        turns = None
+        if self._kernel is not None:
+            given = None if self._factor is None else ratio
+            turns = self._kernel.learn(given, pulls, signs, rate)
+        if turns is None:
+            parts = [self._learn(part, pulls, ratio, signs, rate) for part in row_slices(pulls)]
+            turns = torch.cat(parts) if parts else signs
+        if self._factor is not None:
+            self._factor.sub_(rate * turns).clamp_(*FACTORS)
+            self._current = None
+
+    def _learn(
+        self, part: slice, pulls: Tensor, ratio: Tensor, signs: Tensor, rate: float
+    ) -> Tensor:
+        """Takes a step of the offsets of a part. Returns signs of gradients of the factors."""
+        pull = (pulls[part].float() * signs[part]).nan_to_num_(nan=0.0)
+        wanted, step = self._wanted(part, ratio)
+        codes = self._codes(part, wanted, step)
+        reach = OFFSET if step is None else OFFSET * step
+        # 1 where values are neither saturated nor held far away, else 0. A product with
+        # booleans takes several times longer.
+        moves = wanted.sub_(codes).abs_().le_(reach)
+        if self._grid.held is not None:
+            moves.masked_fill_(self._grid.held[part], 0.0)
+        turns = torch.zeros_like(signs[part])
+        if self._factor is not None:
+            # d(f k)/df = k + f dk/df, and dk/df = -(w/s) / f^2 where k moves.
+            exact = self._point[part] / ratio[part]
+            slope = torch.addcmul(codes, exact, moves, value=-1)
+            turns = sum_in_halves((pull * slope).t().contiguous()).t().sign_()
+        self._offset[part].sub_(pull.sign_().mul_(moves), alpha=rate).clamp_(-OFFSET, OFFSET)
+        return turns
 
     def rounded(self, original: Tensor) -> Tensor:
         """Returns the current weight, which rounds to itself up to the last bits of its dtype.
