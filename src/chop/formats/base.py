@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar, Self
 
@@ -422,34 +422,54 @@ def _rounded(x: Tensor, key: str) -> Tensor:
 
 # `Library` and not `custom_op`, whose calls cost as much as rounding a small tensor.
 OPERATORS = torch.library.Library("chop", "FRAGMENT")
-OPERATORS.define("fake_quantize(Tensor x, str key) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-OPERATORS.impl("fake_quantize", _rounded, "CompositeExplicitAutograd")
 
 
-def _shaped_like(x: Tensor, key: str) -> Tensor:
-    return torch.empty_like(x)
+def define_operator(
+    schema: str,
+    reference: Callable[..., Any],
+    fake: Callable[..., Any],
+    backward: Callable[..., Any] | None = None,
+    setup_context: Callable[..., None] | None = None,
+) -> None:
+    """Defines an operator of the namespace `chop`.
 
-
-torch.library.register_fake("chop::fake_quantize", _shaped_like, lib=OPERATORS)
+    Args:
+        schema: name with arguments and results.
+        reference: implementation for devices without a kernel; returns new tensors.
+        fake: returns empty tensors like those of the reference.
+        backward: returns the gradients, as in `torch.library.register_autograd`; None without one.
+        setup_context: saves tensors for `backward`.
+    """
+    name = schema.partition("(")[0]
+    OPERATORS.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    OPERATORS.impl(name, reference, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"chop::{name}", fake, lib=OPERATORS)
+    if backward is not None:
+        torch.library.register_autograd(
+            f"chop::{name}", backward, setup_context=setup_context, lib=OPERATORS
+        )
 
 
 def _straight_through(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
     return grad, None
 
 
-torch.library.register_autograd("chop::fake_quantize", _straight_through, lib=OPERATORS)
+define_operator(
+    "fake_quantize(Tensor x, str key) -> Tensor",
+    _rounded,
+    lambda x, key: torch.empty_like(x),
+    _straight_through,
+)
 
 
 # The mask is found while the values are there: finding it in the backward pass would cost another
 # pass over them, and keep them alive.
-@torch.library.custom_op("chop::fake_quantize_marking", mutates_args=())
 def _fake_quantize_marking(x: Tensor, key: str) -> tuple[Tensor, Tensor]:
     mask = torch.empty_like(x, dtype=torch.bool).copy_(from_key(key).saturates(x))
     return _rounded(x, key), mask
 
 
-@_fake_quantize_marking.register_fake
-def _(x: Tensor, key: str) -> tuple[Tensor, Tensor]:
+def _marked_like(x: Tensor, key: str) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
 
 
@@ -470,21 +490,27 @@ def _clipped(ctx: Any, grad: Tensor | None, mask_grad: None = None) -> tuple[Ten
     return torch.ops.chop.clip_gradient(grad, mask), None
 
 
-_fake_quantize_marking.register_autograd(_clipped, setup_context=_save_mask)
+define_operator(
+    "fake_quantize_marking(Tensor x, str key) -> (Tensor, Tensor)",
+    _fake_quantize_marking,
+    _marked_like,
+    _clipped,
+    _save_mask,
+)
 
 
-@torch.library.custom_op("chop::clip_gradient", mutates_args=())
 def _clip_gradient(grad: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, grad.new_zeros(()), grad, out=torch.empty_like(grad))
-
-
-@_clip_gradient.register_fake
-def _(grad: Tensor, mask: Tensor) -> Tensor:
-    return torch.empty_like(grad)
 
 
 def _keep_mask(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
     ctx.save_for_backward(inputs[1])
 
 
-_clip_gradient.register_autograd(_clipped, setup_context=_keep_mask)
+define_operator(
+    "clip_gradient(Tensor grad, Tensor mask) -> Tensor",
+    _clip_gradient,
+    lambda grad, mask: torch.empty_like(grad),
+    _clipped,
+    _keep_mask,
+)

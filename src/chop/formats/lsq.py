@@ -11,14 +11,15 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from chop.errors import ConfigError
+from chop.errors import ConfigError, DerivativeError
 from chop.formats import reference
-from chop.formats.base import NumberFormat, formats, from_key
+from chop.formats.base import NumberFormat, define_operator, formats, from_key
 from chop.formats.groups import CHANNELS, WHOLE_TENSOR
 from chop.formats.layout import Layout
 from chop.formats.quantizer import Quantizer
@@ -182,19 +183,12 @@ def _like(x: Tensor, y: Tensor) -> Tensor:
 
 
 # One node for FX, torch.compile and export, forward and backward; kernels may implement it.
-@torch.library.custom_op("chop::lsq_fake_quantize", mutates_args=())
 def _lsq_fake_quantize(x: Tensor, scales: Tensor, key: str, is_batch: bool) -> Tensor:
     number_format = from_key(key)
     assert isinstance(number_format, LearnableFormat)
     return _like(x, number_format.round_by(x, in_use(scales)))
 
 
-@_lsq_fake_quantize.register_fake
-def _(x: Tensor, scales: Tensor, key: str, is_batch: bool) -> Tensor:
-    return torch.empty_like(x)
-
-
-@torch.library.custom_op("chop::lsq_gradients", mutates_args=())
 def _lsq_gradients(
     grad: Tensor, x: Tensor, scales: Tensor, key: str, is_batch: bool
 ) -> tuple[Tensor, Tensor]:
@@ -205,13 +199,21 @@ def _lsq_gradients(
 
 # Most weights have no number beyond the range: their gradient is `grad`, which an operator must
 # not return. Compilers need shapes that do not depend on values, so they see `lsq_gradients`.
-@torch.library.custom_op("chop::lsq_changed_gradients", mutates_args=())
 def _lsq_changed_gradients(
     grad: Tensor, x: Tensor, scales: Tensor, key: str, is_batch: bool
 ) -> tuple[Tensor, Tensor]:
     """Returns the results of `lsq_gradients`, or an empty tensor for one that equals `grad`."""
     both: tuple[Tensor, Tensor] = torch.ops.chop.lsq_gradients(grad, x, scales, key, is_batch)
     return both
+
+
+@lru_cache(maxsize=4096)
+def _format_and_layout(key: str) -> tuple[LearnableFormat, Layout]:
+    number_format = from_key(key)
+    assert isinstance(number_format, LearnableFormat)
+    layout = number_format.layout()
+    assert layout is not None
+    return number_format, layout
 
 
 def learned_gradients(
@@ -235,12 +237,9 @@ def learned_gradients(
         kernel: rounds and computes `gradients` from a format, the gradient, `x` and scales in use;
             returns None if it cannot.
     """
-    number_format = from_key(key)
-    assert isinstance(number_format, LearnableFormat)
+    number_format, layout = _format_and_layout(key)
     wide = torch.promote_types(x.dtype, torch.float32)
-    values = x.to(wide)
-    layout, used, grad = number_format.layout(), in_use(scales), grad.to(wide)
-    assert layout is not None
+    values, used, grad = x.to(wide), in_use(scales), grad.to(wide)
     both = None if kernel is None else kernel(number_format, grad, values, used)
     if both is None:
         rounded = torch.ops.chop.lsq_fake_quantize(values, scales, key, is_batch)
@@ -255,10 +254,17 @@ def learned_gradients(
     return None if x_gradient is None else _like(x, x_gradient), scale_gradients
 
 
-@_lsq_gradients.register_fake
-@_lsq_changed_gradients.register_fake
-def _(grad: Tensor, x: Tensor, scales: Tensor, key: str, is_batch: bool) -> tuple[Tensor, Tensor]:
+def _gradients_like(
+    grad: Tensor, x: Tensor, scales: Tensor, key: str, is_batch: bool
+) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x), torch.empty_like(scales)
+
+
+def _no_second(ctx: Any, *grads: Tensor) -> None:
+    raise DerivativeError(
+        "Formats with learned scales have first derivatives only; use gradient 'identity' or "
+        "'clip' for higher ones."
+    )
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Tensor, Tensor, str, bool], output: Tensor) -> None:
@@ -276,7 +282,20 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
     return grad if x_gradient.shape != x.shape else x_gradient, scale_gradients, None, None
 
 
-_lsq_fake_quantize.register_autograd(_backward, setup_context=_save_for_backward)
+SCHEMA = "Tensor x, Tensor scales, str key, bool is_batch"
+"""Arguments of the operators."""
+define_operator(
+    f"lsq_fake_quantize({SCHEMA}) -> Tensor",
+    _lsq_fake_quantize,
+    lambda x, *rest: torch.empty_like(x),
+    _backward,
+    _save_for_backward,
+)
+GRADIENTS_SCHEMA = f"(Tensor grad, {SCHEMA}) -> (Tensor, Tensor)"
+define_operator("lsq_gradients" + GRADIENTS_SCHEMA, _lsq_gradients, _gradients_like, _no_second)
+define_operator(
+    "lsq_changed_gradients" + GRADIENTS_SCHEMA, _lsq_changed_gradients, _gradients_like, _no_second
+)
 
 
 def lsq_fake_quantize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,10 +15,19 @@ from chop.formats.base import OPERATORS
 from chop.formats.reference import round_by
 from chop.private.torch_api import is_dispatch_observed, is_transformed
 
-Line = Callable[[int, int, int], int]
-"""Rounds `count` elements: (input address, output address, count). Returns 0 on success, otherwise
-nothing is written.
-"""
+
+class Line(Protocol):
+    """Loop over contiguous elements."""
+
+    def __call__(self, x: int, out: int, count: int, mask: int | None = None) -> int:
+        """Rounds `count` elements, given addresses. Returns 0, or another number if nothing is written.
+
+        Args:
+            x: address of the input.
+            out: address of the result.
+            count: number of elements.
+            mask: address of a boolean for each element that receives `saturates(x)`, or None.
+        """
 
 
 def _reference(number_format: NumberFormat, x: Tensor) -> Tensor:
@@ -66,10 +76,8 @@ def register(kernel: Kernel) -> Kernel:
     def marking(x: Tensor, key: str) -> tuple[Tensor, Tensor]:
         return fake_quantize_marking(x, from_key(key))
 
-    # The first operator is defined by `Library`, which makes calls faster, and the second by
-    # `custom_op`. Kernels are registered in the same way as their operator.
     OPERATORS.impl("fake_quantize", implementation, kernel.device.upper())
-    torch.library.register_kernel("chop::fake_quantize_marking", kernel.device, marking)
+    OPERATORS.impl("fake_quantize_marking", marking, kernel.device.upper())
     KERNELS[kernel.device] = kernel
     return kernel
 

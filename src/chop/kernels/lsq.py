@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from chop.formats import NumberFormat, from_key
+from chop.formats.base import OPERATORS
 from chop.formats.lsq import in_use, learned_gradients
 from chop.kernels.base import fake_quantize
 from chop.kernels.cpu.build import is_ready, library
-from chop.kernels.cpu.fake_quantize import CPU_FAKE_QUANTIZE, plan_by_scales
+from chop.kernels.cpu.fake_quantize import CPU_FAKE_QUANTIZE, plan_by_lines
 from chop.kernels.cpu.measure import pointer
+from chop.kernels.plan import get_layout
 from chop.kernels.triton.register import CUDA_FAKE_QUANTIZE
 
 
@@ -22,7 +24,7 @@ def round_with_lsq(x: Tensor, scales: Tensor, key: str, is_batch: bool) -> Tenso
 
 
 for kernel in (CPU_FAKE_QUANTIZE, CUDA_FAKE_QUANTIZE):
-    torch.library.register_kernel("chop::lsq_fake_quantize", kernel.device, round_with_lsq)
+    OPERATORS.impl("lsq_fake_quantize", round_with_lsq, kernel.device.upper())
 
 
 def gradients_in_one_pass(
@@ -33,15 +35,15 @@ def gradients_in_one_pass(
     Returns: the gradients, with None for a gradient of `x` that equals `grad`. None if the library
         does not round to the format.
     """
-    loops, layout = library().library if is_ready() else None, number_format.layout()
+    loops, layout = library().library if is_ready() else None, get_layout(number_format)
     if loops is None or layout is None or not layout.element.follows:
         return None
     if x.dtype != torch.float32 or not x.is_cpu or not x.numel():
         return None
-    plan = plan_by_scales(loops, number_format, x, scales)
+    inputs = [t.contiguous() for t in (grad, x, scales)]
+    plan = plan_by_lines(number_format.fitted(x), inputs[1], scales)
     if plan is None:
         return None
-    inputs = [t.contiguous() for t in (grad, x, scales)]
     lines, has_beyond = scales.numel(), c_int32()
     x_gradient = torch.empty_like(inputs[1])  # takes no memory until it is written
     scale_gradients = torch.empty(lines, dtype=torch.float64)
@@ -73,5 +75,5 @@ def _lsq_gradients_on_cpu(
     return torch.empty_like(x).copy_(grad) if x_gradient is None else x_gradient, scale_gradients
 
 
-torch.library.register_kernel("chop::lsq_gradients", "cpu", _lsq_gradients_on_cpu)
-torch.library.register_kernel("chop::lsq_changed_gradients", "cpu", _lsq_changed_gradients_on_cpu)
+OPERATORS.impl("lsq_gradients", _lsq_gradients_on_cpu, "CPU")
+OPERATORS.impl("lsq_changed_gradients", _lsq_changed_gradients_on_cpu, "CPU")

@@ -6,13 +6,14 @@ import ctypes
 from collections.abc import Callable
 from ctypes import byref, c_int32, c_int64, c_void_p
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from chop.formats import NumberFormat
-from chop.formats.groups import BlockTiling, Groups
+from chop.formats.base import OPERATORS
+from chop.formats.groups import CHANNELS, WHOLE_TENSOR, BlockTiling, Groups
 from chop.formats.layout import Layout
 from chop.kernels.base import Kernel, Line, register
 from chop.kernels.cpu import measure
@@ -122,10 +123,15 @@ def run(
     loops = library().library
     if loops is None:
         return False
-    line = get_line(number_format, x) if mask is None and scales is None else None
-    if line is not None and out.is_contiguous():
-        return line(x.data_ptr(), out.data_ptr(), x.numel()) == 0
+    line = get_line(number_format, x) if scales is None else None
+    if line is not None and out.is_contiguous() and (mask is None or mask.is_contiguous()):
+        marked = None if mask is None else mask.data_ptr()
+        return line(x.data_ptr(), out.data_ptr(), x.numel(), marked) == 0
     number_format = number_format.fitted(x)
+    if scales is not None and mask is None and x.is_contiguous() and out.is_contiguous():
+        plan = plan_by_lines(number_format, x, scales)
+        if plan is not None:
+            return _round_by_lines(loops, plan, x, out, scales)
     plan = get_plan(number_format, x.dtype, scales is not None)
     layout = get_layout(number_format)
     if plan is None or layout is None:
@@ -138,18 +144,33 @@ def run(
     return rounding.round_elements(plan) if plan.scale == NONE else rounding.round_groups(plan)
 
 
-def plan_by_scales(
-    loops: ctypes.CDLL, number_format: NumberFormat, x: Tensor, scales: Tensor
+def plan_by_lines(
+    number_format: NumberFormat, x: Tensor, scales: Tensor
 ) -> LoopParameters | None:
-    """Returns the plan by which `run` rounds with given scales, or None if it does not."""
-    number_format = number_format.fitted(x)
+    """Returns the plan by which the loops round `x` as one line per scale; None if they do not.
+
+    Args:
+        number_format: fitted format. Callers must not modify its plan.
+        x: contiguous tensor.
+        scales: scales given to `run`.
+    """
     plan = get_plan(number_format, x.dtype, scales_are_known=True)
     layout = get_layout(number_format)
-    if plan is None or layout is None or plan.scale != GIVEN:
+    # The threshold of ternary values depends on the tensor.
+    if plan is None or layout is None or plan.scale != GIVEN or plan.core == TERNARY:
         return None
-    statistics = measure.native(loops)
-    layout = statistics.fitted(layout.with_scales(scales), x)
-    return _Rounding(statistics, layout, Tensors(x, x, None)).complete_plan(plan, x)
+    is_by_line = layout.groups in (WHOLE_TENSOR, CHANNELS)
+    return plan if is_by_line and layout.groups.count(x.shape) == scales.numel() else None
+
+
+def _round_by_lines(
+    loops: ctypes.CDLL, plan: LoopParameters, x: Tensor, out: Tensor, scales: Tensor
+) -> bool:
+    wide = scales.double().contiguous()
+    lines, threads = wide.numel(), torch.get_num_threads()
+    addresses = x.data_ptr(), out.data_ptr(), None, wide.data_ptr()
+    sizes = TYPES[x.dtype], lines, x.numel() // lines
+    return _lines_loop(loops)(byref(plan), *addresses, *sizes, threads) == 0
 
 
 class _Rounding(NamedTuple):
@@ -319,8 +340,15 @@ def _whole_line(number_format: NumberFormat, dtype: torch.dtype) -> Line | None:
     # `byref` holds a reference to the plan.
     loop, kind, reference = _lines_loop(loops), TYPES[dtype], byref(plan)
 
-    def line(x: int, out: int, count: int) -> int:
-        return loop(reference, x, out, None, None, kind, 1, count, torch.get_num_threads())
+    @cache
+    def marking() -> Any:
+        layout = get_layout(number_format)
+        assert layout is not None
+        return byref(with_unsaturated_range(plan, layout))
+
+    def line(x: int, out: int, count: int, mask: int | None = None) -> int:
+        used = reference if mask is None else marking()
+        return loop(used, x, out, mask, None, kind, 1, count, torch.get_num_threads())
 
     return line
 
@@ -344,5 +372,5 @@ def clip_gradient(grad: Tensor, mask: Tensor) -> Tensor:
     return out
 
 
-torch.library.register_kernel("chop::clip_gradient", "cpu", clip_gradient)
+OPERATORS.impl("clip_gradient", clip_gradient, "CPU")
 CPU_FAKE_QUANTIZE = register(Kernel("C++ fake-quantize", "cpu", run, get_line))

@@ -62,31 +62,38 @@ struct ProductCore {
         return largest_code(p) <= 256 && is_moderate(p.steps) && is_moderate(scale) &&
                static_cast<float>(scale) == scale && largest_code(p) * p.step * scale <= p.limit;
     }
+    // `farthest` is the largest distance from a code, as bits.
+    INLINE_MEMBER float round(float x, int32_t& farthest) const {
+        // A quarter beyond the ends, products are far from ties and still round to the ends.
+        const float near = clamp(x * factor, low - 0.25f, high + 0.25f);
+        const float code = std::rint(near);
+        farthest = std::max(farthest, magnitude_bits(near - code));
+        return (code + zero) * unit;
+    }
     // Returns whether all codes are certain, which those of NaN are not.
+    INLINE_MEMBER bool is_certain(int32_t farthest) const {
+        return bit_cast<float>(farthest) < certain;
+    }
     INLINE_MEMBER bool round(const float* x, float* y, int64_t n) const {
         int32_t farthest = 0;
-        for (int64_t i = 0; i < n; i++) {
-            // A quarter beyond the ends, products are far from ties and still round to the ends.
-            const float near = clamp(x[i] * factor, low - 0.25f, high + 0.25f);
-            const float code = std::rint(near);
-            farthest = std::max(farthest, magnitude_bits(near - code));
-            y[i] = (code + zero) * unit;
-        }
-        return bit_cast<float>(farthest) < certain;
+        INDEPENDENT
+        for (int64_t i = 0; i < n; i++) y[i] = round(x[i], farthest);
+        return is_certain(farthest);
     }
 };
 
 INLINE void each_scaled_fixed(const Plan& p, const Part& part) {
-    const bool fits = ProductCore::fits(p, *part.scales);
+    const bool fits = ProductCore::fits(p, *part.scales), is_in_place = part.x == part.y;
     const ProductCore core(p, fits ? *part.scales : 1.0);
-    float rounded[CHUNK];
+    float buffer[CHUNK];  // for results that would replace values that may be needed again
     for (int64_t first = 0; first < part.n; first += CHUNK) {
         const int64_t n = std::min(CHUNK, part.n - first);
         const float* x = part.x + first;
-        if (fits && core.round(x, rounded, n))
-            std::copy(rounded, rounded + n, part.y + first);
-        else
-            each_scaled<FixedCore>(p, {x, part.y + first, nullptr, n, part.scales});
+        float *y = part.y + first, *rounded = is_in_place ? buffer : y;
+        if (!fits || !core.round(x, rounded, n))
+            each_scaled<FixedCore>(p, {x, y, nullptr, n, part.scales});
+        else if (is_in_place)
+            std::copy(rounded, rounded + n, y);
     }
 }
 
