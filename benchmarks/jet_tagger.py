@@ -8,7 +8,8 @@ Every result is simulated in Verilator under each stall profile, and resources a
 
 With `--da4ml PYTHON`, da4ml in an environment of its own (`pip install da4ml`) makes a pipeline of
 the same weights and formats, with two adders between registers, which Yosys counts, too. da4ml
-rounds ties up and the circuit rounds them to even.
+rounds ties up and the circuit rounds them to even. The adders of each matrix, without biases, are
+counted in both, and those of chop also for random 16 x 16 matrices as in da4ml's publication.
 
 python benchmarks/jet_tagger.py [--bits 6] [--samples 50] [--clock-mhz 200] [--da4ml PYTHON]
     [--out FOLDER]
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import math
 import subprocess
 from pathlib import Path
@@ -41,6 +43,7 @@ from chop.hardware.check.vectors import get_codes
 from chop.hardware.check.verify import Check, run_check
 from chop.hardware.costs.devices import ECP5
 from chop.hardware.costs.estimate import design_usage
+from chop.hardware.design.adders import adder_graph
 from chop.hardware.design.design import Design
 from chop.hardware.design.emit import emit
 from chop.integer.golden import golden_values
@@ -69,6 +72,19 @@ for number in range(len(layers) // 2):
 pipeline = to_pipeline(comb_trace(x, y), 2, retiming=False)
 RTLModel(pipeline, "jet", "project", "verilog").write()
 print(len(pipeline[0]))
+"""
+
+
+DA4ML_ADDERS = """
+import json
+import numpy as np
+from da4ml.cmvm import solve
+
+counts = []
+for matrix in np.load("matrices.npz").values():
+    solved = [solve(matrix.T.astype(np.float32), hard_dc=limit) for limit in (0, -1)]
+    counts.append([number for each in solved for number in (each.cost, max(each.latency))])
+print(json.dumps(counts))
 """
 
 
@@ -114,6 +130,9 @@ def main() -> None:
     write_text(given.out / "table.md", markdown_table([row]) + "\n")
     if given.da4ml:
         print(count_da4ml(given.da4ml, mg, given.bits))
+        print(markdown_table(adder_rows(given.da4ml, mg)))
+        counts = numpy.mean([count_adders(matrix) for matrix in published_matrices()], 0)
+        print("adders and levels of 16 x 16 matrices, mean of 10:", counts)
 
 
 def graph(bits: int) -> MaseGraph:
@@ -156,6 +175,39 @@ def count_da4ml(python: str, mg: MaseGraph, bits: int) -> dict[str, int]:
         kept = [name for name in names if name.stem not in ("jet_wrapper", "lookup_table")]
         counted = count_ecp5(folder, kept, "jet")
     return {"stages": int(made.stdout.split()[-1]), "lut": counted["lut"], "ff": counted["ff"]}
+
+
+def adder_rows(python: str, mg: MaseGraph) -> list[dict[str, Any]]:
+    """Returns adders and levels of each weight matrix, of chop and da4ml."""
+    layers = [module for module in mg.modules.values() if isinstance(module, IntegerLinear)]
+    with scratch_folder("da4ml") as folder:
+        matrices = {str(number): layer.weight.numpy() for number, layer in enumerate(layers)}
+        numpy.savez(folder / "matrices.npz", **matrices)
+        command = [python, "-c", DA4ML_ADDERS]
+        made = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
+    columns = ("chop", "levels", "da4ml, fewest levels", "its levels", "no limit", "levels there")
+    return [
+        {"matrix": f"{matrix.shape[1]} to {matrix.shape[0]}"}
+        | dict(zip(columns, (*count_adders(matrix), *map(int, theirs)), strict=True))
+        for matrix, theirs in zip(matrices.values(), json.loads(made.stdout), strict=True)
+    ]
+
+
+def published_matrices() -> list[Any]:
+    """Returns random matrices of the kind whose adders da4ml's authors published."""
+    generator = numpy.random.default_rng(0)
+    return [generator.integers(129, 256, (16, 16)) for _ in range(10)]
+
+
+def count_adders(matrix: Any) -> tuple[int, int]:
+    """Returns the adders of chop for a matrix, and the most in a row.
+
+    Args:
+        matrix: integers, numpy (outputs, inputs).
+    """
+    outputs, inputs = matrix.shape
+    built = adder_graph([(-128, 127)] * inputs, matrix.tolist(), [0] * outputs)
+    return len(list(built.adders)), max(node.level for node in built.nodes)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ TESTED = {
     ENTRY_POINTS: HERE,
     ("guide/circuit", "iverilog -g2012 -s testbench"): DOCS,
     ("guide/circuit-testbench", "iverilog -g2012 -s bench"): DOCS,
-    ("guide/circuit", "python examples/litex/soc.py runs/emit"): LITEX,
+    ("guide/circuit", "python examples/litex/soc.py runs/board"): LITEX,
     ("guide/circuit-soc", "python examples/litex/soc.py runs/emit\n"): LITEX,
     ("guide/circuit-soc", "python examples/litex/soc.py runs/emit --target"): LITEX,
     ("guide/circuit-soc", "sample 0, fc3: class 7"): LITEX,
@@ -41,6 +41,7 @@ TESTED = {
     ("guide/export-onnx", "import onnxruntime_genai"): "tests/export/onnx/test_genai.py",
     ("guide/export-onnx", "import openvino_genai"): "tests/export/onnx/test_genai.py",
     ("guide/export-qonnx", "import hls4ml"): "tests/export/test_qonnx.py",
+    ("guide/export-qonnx", "import torch\nfrom brevitas"): "tests/export/test_brevitas.py",
     (
         "guide/import",
         "cache = chop.QuantizedCache.from_checkpoint(model)",

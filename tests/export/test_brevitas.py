@@ -5,7 +5,9 @@
 
 import json
 import os
+import re
 import subprocess
+from pathlib import Path
 
 import pytest
 import torch
@@ -49,12 +51,23 @@ with torch.no_grad():
     y = model(x)
 torch.save((x, getattr(y, "value", y)), "expected.pt")
 """
+PAGE = Path(__file__).parents[2] / "docs" / "guide" / "export-qonnx.md"
 DIGITS, PICTURES = (1, 28, 28), (3, 32, 32)
 MODELS = {
     "convolutions": (1, 8, 8),
     **dict.fromkeys(("TFC_1W1A", "TFC_1W2A", "TFC_2W2A", "LFC_1W1A"), DIGITS),
     **dict.fromkeys(("CNV_1W1A", "CNV_2W2A"), PICTURES),
 }
+
+
+def test_the_guide_writes_a_file_that_is_read(tmp_path):
+    (program,) = re.findall(
+        r"```py\n(import torch\nfrom brevitas.*?)```", PAGE.read_text(), re.DOTALL
+    )
+    subprocess.run([PYTHON, "-c", program], cwd=tmp_path, check=True, capture_output=True)
+    mg = read_graph(tmp_path / "tfc.onnx")
+    (name,) = (str(node.target) for node in mg.nodes if node.op == "placeholder")
+    assert mg.model(**{name: torch.rand(2, 1, 28, 28)}).shape == (2, 10)
 
 
 @pytest.mark.parametrize("name", MODELS)

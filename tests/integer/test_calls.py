@@ -38,11 +38,13 @@ def lowered(mg, x):
     [
         lambda x: F.max_pool2d(x, 2),
         lambda x: F.max_pool2d(x, kernel_size=3, stride=2, padding=1),
+        lambda x: torch.max_pool2d(x, 3, 2, 1),
+        lambda x: torch.max_pool1d(x.flatten(2), 3),
         lambda x: F.avg_pool2d(x, 2),
         lambda x: x.mean(()),
         lambda x: x.mean((-1, -2)),
     ],
-    ids=["max", "max-padded", "avg", "mean-of-all", "mean"],
+    ids=["max", "max-padded", "max-of-torch", "max-1d-of-torch", "avg", "mean-of-all", "mean"],
 )
 @pytest.mark.sampled(3)
 def test_functions_take_their_arguments(function):

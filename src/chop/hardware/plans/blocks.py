@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -10,7 +11,6 @@ from torch import Tensor
 from chop.hardware.design.lanes import MatrixLanes, divisors
 from chop.hardware.design.plan import ComponentPlan, Memory, Resources
 from chop.hardware.design.stream import Rows, Stream
-from chop.nn.integer import IntegerLinear
 from chop.nn.integer.blocks import floor_log2
 from chop.nn.integer.linear import SharedBlocks
 
@@ -52,9 +52,8 @@ def input_lanes(rows: Rows, blocks: SharedBlocks) -> list[int]:
 
 def block_plan(
     plan: ComponentPlan,
-    operator: IntegerLinear,
     read: Stream,
-    rows: Rows,
+    weight: Tensor,
     lanes: MatrixLanes,
     blocks: SharedBlocks,
 ) -> ComponentPlan:
@@ -62,18 +61,16 @@ def block_plan(
 
     Args:
         plan: plan with cycles, order and biases.
-        operator: the layer.
         read: its input stream.
-        rows: rows of that stream.
+        weight: its weights, with inputs in stream order.
         lanes: lanes of the plan.
         blocks: blocks of inputs and weights.
     """
-    outputs, features = operator.weight.shape
+    outputs, features = weight.shape
     groups, beats = outputs // lanes.outputs, features // lanes.inputs
-    weight = operator.weight[:, rows.order.argsort()].view(groups, lanes.outputs, beats, -1)
-    weight = weight.transpose(1, 2)
-    split = _Split.of(weight, blocks.weight_width)
-    if not torch.equal(split.codes << split.shift, weight):
+    words = weight.view(groups, lanes.outputs, beats, -1).transpose(1, 2)
+    split = _Split.of(words, blocks.weight_width)
+    if not torch.equal(split.codes << split.shift, words):
         return plan  # weights that were rounded once more, for a bias
     code_width = min(blocks.data_in_width, read.width)
     shift_width = max(read.width - code_width, 1).bit_length()
@@ -81,7 +78,8 @@ def block_plan(
     unknown = ("WEIGHT_W", "SOFT")
     parameters = {name: plan.parameters[name] for name in plan.parameters if name not in unknown}
     stored = lanes.inputs * code_width + shift_width
-    return ComponentPlan(
+    return replace(
+        plan,
         parameters={
             **parameters,
             "CODE_W": code_width,
@@ -89,9 +87,6 @@ def block_plan(
             "WEIGHT_W": blocks.weight_width,
             "WEIGHT_SHIFT_W": weight_shift_width,
         },
-        lanes=plan.lanes,
-        out=plan.out,
-        cycles=plan.cycles,
         memories={
             **plan.memories,
             "WEIGHT_FILE": _words(split, blocks.weight_width, weight_shift_width),
@@ -100,8 +95,6 @@ def block_plan(
             {(code_width, blocks.weight_width): lanes.inputs * lanes.outputs},
             beats * stored if groups > 1 else 0,
         ),
-        holds=plan.holds,
-        buffers=plan.buffers,
         latency=plan.latency + SPLIT_STAGES,
         module="chop_block_linear",
     )

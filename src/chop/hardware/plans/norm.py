@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import NamedTuple
 
 from torch import Tensor
 
 from chop.hardware.design.lanes import converter_cycles, divisors, first_within
 from chop.hardware.design.plan import ComponentPlan, Memory, Resources, Site
-from chop.hardware.design.stream import Stream
+from chop.hardware.design.stream import Rows, Stream
 from chop.hardware.plans.softmax import PIPELINE, reciprocal_cycles, row_ends
 from chop.hardware.plans.weighted import parameter_widths
 from chop.nn.integer import IntegerLayerNorm, IntegerRMSNorm
@@ -19,29 +20,39 @@ STAGES = 27
 Norm = IntegerLayerNorm | IntegerRMSNorm
 
 
+class _Units(NamedTuple):
+    """Cycles of the units that compute one bit per cycle.
+
+    Attributes:
+        root: cycles of a square root.
+        division: cycles of a reciprocal.
+    """
+
+    root: int
+    division: int
+
+    def interval(self, beats: int) -> int:
+        """Returns the cycles between two rows. The units work on different rows at a time."""
+        return max(beats, *self)
+
+    def depth(self, beats: int) -> int:
+        """Returns the beats that are stored: a row, and what arrives until its reciprocal."""
+        waiting = -(-beats * (sum(self) + PIPELINE) // self.interval(beats))
+        return beats + waiting + PIPELINE
+
+
 def plan_norm(site: Site) -> ComponentPlan:
     """Plans a norm over rows of whole beats, with parameters in feature order of the stream."""
     operator, (read,) = site.operator, site.inputs
     assert isinstance(operator, Norm)
     rows = read.rows(len(operator.dims))
     radicand_width = _largest_radicand(operator, read).bit_length()
-    reciprocal_width = operator.reciprocal - operator.root + 1
-    # Both units compute one bit per cycle.
-    root, division = -(-radicand_width // 2) + 1, reciprocal_cycles(reciprocal_width)
-
-    def cycles(lanes: int) -> int:
-        own = rows.count * max(rows.features // lanes, root, division)
-        return max(own, converter_cycles(read.size, read.lanes, lanes))
-
-    lanes = first_within(divisors(rows.features), site.fold, cycles)
+    units = _Units(
+        -(-radicand_width // 2) + 1,
+        reciprocal_cycles(operator.reciprocal - operator.root + 1),
+    )
+    lanes = _lanes(read, rows, units, site.fold)
     beats = rows.features // lanes
-    # The units work on different rows at the same time, so the slowest one sets the pace.
-    interval = max(beats, root, division)
-    # Codes that arrive between the end of a row and its reciprocal.
-    waiting = -(-beats * (root + division + PIPELINE) // interval)
-    depth = beats + waiting + PIPELINE
-    # If all weights are zero, u does not affect the result and needs no bits.
-    limit = operator.limit if operator.is_loadable or bool(operator.weight.any()) else 0
     pairs = zip((operator.weight, operator.bias), parameter_widths(operator), strict=True)
     weight, bias = (_words(x, width, rows.order, lanes) for x, width in pairs)
     out = read.of(operator.out).with_lanes(lanes)
@@ -50,6 +61,40 @@ def plan_norm(site: Site) -> ComponentPlan:
         "FEATURES": rows.features,
         "IN_W": read.width,
         "OUT_W": out.width,
+        **_constants(operator, radicand_width),
+        "WEIGHT_W": weight.width // lanes,
+        "BIAS_W": bias.width // lanes,
+        "DEPTH": units.depth(beats),
+    }
+    return ComponentPlan(
+        parameters,
+        lanes=(lanes,),
+        out=out,
+        cycles=rows.count * units.interval(beats),
+        memories={"WEIGHT_FILE": weight, "BIAS_FILE": bias},
+        resources=_resources(parameters),
+        holds=(rows.features / read.size,),
+        needs=(row_ends(read.size // lanes, beats),),
+        buffers=(0,),
+        latency=units.root + units.division + STAGES,
+    )
+
+
+def _lanes(read: Stream, rows: Rows, units: _Units, fold: int) -> int:
+    """Returns the fewest lanes that reach a fold."""
+
+    def cycles(lanes: int) -> int:
+        own = rows.count * units.interval(rows.features // lanes)
+        return max(own, converter_cycles(read.size, read.lanes, lanes))
+
+    return first_within(divisors(rows.features), fold, cycles)
+
+
+def _constants(operator: Norm, radicand_width: int) -> dict[str, int]:
+    """Returns the module parameters that do not depend on streams."""
+    # If all weights are zero, u does not affect the result and needs no bits.
+    limit = operator.limit if operator.is_loadable or bool(operator.weight.any()) else 0
+    return {
         "CENTERED": int(operator.is_centered),
         "RADICAND_W": radicand_width,
         "ROOT": operator.root,
@@ -59,22 +104,7 @@ def plan_norm(site: Site) -> ComponentPlan:
         "LIMIT": limit,
         "LIMIT_W": bit_width(-limit, limit),
         "SCALE_SHIFT": operator.shift,
-        "WEIGHT_W": weight.width // lanes,
-        "BIAS_W": bias.width // lanes,
-        "DEPTH": depth,
     }
-    return ComponentPlan(
-        parameters,
-        lanes=(lanes,),
-        out=out,
-        cycles=rows.count * interval,
-        memories={"WEIGHT_FILE": weight, "BIAS_FILE": bias},
-        resources=_resources(parameters),
-        holds=(rows.features / read.size,),
-        needs=(row_ends(read.size // lanes, beats),),
-        buffers=(0,),
-        latency=root + division + STAGES,
-    )
 
 
 def _largest_radicand(operator: Norm, read: Stream) -> int:

@@ -62,19 +62,10 @@ def plan_requantize_blocks(site: Site) -> ComponentPlan:
     window, base = grid.highest - grid.lowest, grid.lowest - operator.exponent
     # All blocks have one possible exponent, so none has to be stored until its maximum is known.
     if not window:
-        edge = Edge.of(2.0**operator.exponent, read.edge.low, read.edge.high)
-        plain = Requantize(edge, Grid(grid.step, -grid.limit, grid.limit))
-        plan = plan_requantize(replace(site, operator=plain))
-        return plan if plan.module else replace(plan, module="chop_requantize")
+        return _plain_plan(site, operator, grid)
     block_numbers = _block_of_each(grid.groups, read)
     runs = _runs(block_numbers)
-
-    def cycles(lanes: int) -> int:
-        return max(read.size // lanes, converter_cycles(read.size, read.lanes, lanes))
-
-    # No beat may have codes of two blocks, also at the shorter end of a row.
-    choices = divisors(math.gcd(runs.block, runs.rest))
-    lanes = first_within(choices, site.fold, cycles)
+    lanes = _lanes(runs, read, site.fold)
     out = read.of(operator.out).with_lanes(lanes)
     beat_blocks = block_numbers[::lanes].contiguous()
     ends = torch.searchsorted(beat_blocks, beat_blocks, right=True) - 1
@@ -100,6 +91,25 @@ def plan_requantize_blocks(site: Site) -> ComponentPlan:
         buffers=(0,),
         latency=LOAD_STAGES + SEND_STAGES,
     )
+
+
+def _plain_plan(site: Site, operator: RequantizeBlocks, grid: BlockGrid) -> ComponentPlan:
+    """Returns the plan of a plain requantizer, for a window of one exponent."""
+    read = site.inputs[0].edge
+    edge = Edge.of(2.0**operator.exponent, read.low, read.high)
+    plain = Requantize(edge, Grid(grid.step, -grid.limit, grid.limit))
+    plan = plan_requantize(replace(site, operator=plain))
+    return plan if plan.module else replace(plan, module="chop_requantize")
+
+
+def _lanes(runs: _Runs, read: Stream, fold: int) -> int:
+    """Returns the fewest lanes that reach a fold."""
+
+    def cycles(lanes: int) -> int:
+        return max(read.size // lanes, converter_cycles(read.size, read.lanes, lanes))
+
+    # No beat may have codes of two blocks, also at the shorter end of a row.
+    return first_within(divisors(math.gcd(runs.block, runs.rest)), fold, cycles)
 
 
 def _block_of_each(groups: Blocks, read: Stream) -> Tensor:

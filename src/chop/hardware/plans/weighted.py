@@ -9,7 +9,7 @@ from torch import Tensor
 
 from chop.hardware.design.lanes import MatrixLanes, matrix_lanes
 from chop.hardware.design.plan import ComponentPlan, Memory, Resources, Site
-from chop.hardware.design.stream import Stream
+from chop.hardware.design.stream import Rows, Stream
 from chop.hardware.plans.blocks import block_plan, input_lanes
 from chop.hardware.plans.constant_linear import constant_plan
 from chop.nn.integer import IntegerLinear
@@ -34,8 +34,7 @@ def plan_linear(site: Site) -> ComponentPlan:
     """
     operator, read = site.operator, site.inputs[0]
     assert isinstance(operator, IntegerLinear)
-    rows = read.rows()
-    outputs = operator.weight.size(0)
+    rows, outputs = read.rows(), operator.weight.size(0)
     blocks = None if operator.blocks is None else SharedBlocks(*operator.blocks)
     choices = None if blocks is None else input_lanes(rows, blocks)
     lanes = matrix_lanes(rows.count, rows.features, outputs, site.fold, read.lanes, choices)
@@ -44,15 +43,35 @@ def plan_linear(site: Site) -> ComponentPlan:
         constants = constant_plan(operator, read, rows)
         if constants is not None:
             return constants
-    weight, bias = operator.weight[:, rows.order.argsort()], operator.bias
-    weight_width, bias_width = parameter_widths(operator)
     # Weights of -1, 0 and 1 select or negate a code, which takes no multiplier.
     is_ternary = has_weights_within_one(operator)
+    weight_width, _ = parameter_widths(operator)
     soft = 0 if is_ternary or blocks else site.soft(read.width, weight_width)
+    weight = operator.weight[:, rows.order.argsort()]
+    plan = _product_plan(operator, read, rows, lanes, soft)
+    if is_ternary:
+        return _ternary_plan(plan, operator, weight, lanes)
+    return plan if blocks is None else block_plan(plan, read, weight, lanes, blocks)
+
+
+def _product_plan(
+    operator: IntegerLinear, read: Stream, rows: Rows, lanes: MatrixLanes, soft: int
+) -> ComponentPlan:
+    """Returns the plan of `chop_linear`.
+
+    Args:
+        operator: the layer.
+        read: its input stream.
+        rows: rows of that stream.
+        lanes: inputs and outputs of a cycle.
+        soft: SOFT of `chop_multiplier`.
+    """
+    weight, outputs = operator.weight[:, rows.order.argsort()], operator.weight.size(0)
+    weight_width, bias_width = parameter_widths(operator)
     positions = rows.places[..., None] * outputs + torch.arange(outputs)
     out = Stream(positions, operator.out, lanes.outputs)
     beats, groups = rows.features // lanes.inputs, outputs // lanes.outputs
-    plan = ComponentPlan(
+    return ComponentPlan(
         parameters={
             "IN_LANES": lanes.inputs,
             "OUT_LANES": lanes.outputs,
@@ -68,10 +87,7 @@ def plan_linear(site: Site) -> ComponentPlan:
         lanes=(lanes.inputs,),
         out=out,
         cycles=rows.count * beats * groups,
-        memories={
-            "WEIGHT_FILE": weight_memory(weight, lanes, weight_width),
-            "BIAS_FILE": Memory.of(bias.view(groups, -1).tolist(), bias_width),
-        },
+        memories=parameter_memories(operator, weight, lanes),
         resources=Resources(
             {(read.width, weight_width): lanes.inputs * lanes.outputs},
             rows.features * read.width if groups > 1 else 0,
@@ -82,9 +98,6 @@ def plan_linear(site: Site) -> ComponentPlan:
         buffers=(2 * beats if groups > 1 else 0,),
         latency=product_stages(lanes, soft),
     )
-    if is_ternary:
-        return _ternary_plan(plan, operator, weight, lanes)
-    return plan if blocks is None else block_plan(plan, operator, read, rows, lanes, blocks)
 
 
 def _ternary_plan(
@@ -137,6 +150,24 @@ def has_weights_within_one(operator: ParameterOperator) -> bool:
     if operator.ranges is None:
         return bool((operator.weight.abs() <= 1).all())
     return operator.ranges.weight_low >= -1 and operator.ranges.weight_high <= 1
+
+
+def parameter_memories(
+    operator: ParameterOperator, weight: Tensor, lanes: MatrixLanes
+) -> dict[str, Memory]:
+    """Returns the memories of `chop_linear`.
+
+    Args:
+        operator: layer with biases.
+        weight: its weights, int64 (outputs, inputs), with inputs in stream order.
+        lanes: weights of a word.
+    """
+    weight_width, bias_width = parameter_widths(operator)
+    bias = operator.bias.flatten().view(-1, lanes.outputs)
+    return {
+        "WEIGHT_FILE": weight_memory(weight, lanes, weight_width),
+        "BIAS_FILE": Memory.of(bias.tolist(), bias_width),
+    }
 
 
 def weight_memory(weight: Tensor, lanes: MatrixLanes, width: int) -> Memory:

@@ -191,11 +191,12 @@ TABLE: tuple[Operator, ...] = (
     # pooling
     *_all(
         {"kind": Kind.POOLING, "follow": d.pooled},
-        _row("max_pool1d", nn.MaxPool1d, ONE_INPUT, spatial=1, integer=i.IntegerMaxPool1d),
+        _row("max_pool1d", nn.MaxPool1d, ONE_INPUT, TORCH, spatial=1, integer=i.IntegerMaxPool1d),
         _row(
             "max_pool2d",
             nn.MaxPool2d,
             ONE_INPUT,
+            TORCH,
             spatial=2,
             commutes=True,
             integer=i.IntegerMaxPool2d,
