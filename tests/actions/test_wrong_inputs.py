@@ -13,8 +13,9 @@ from chop import runs
 from chop.actions.compress.earlier_run import compressed_run
 from chop.actions.compress.job import compress
 from chop.actions.compress.settings import CompressConfig
+from chop.actions.starting_run import checkpoint_in
 from chop.bench.peak_memory import peak_bytes
-from chop.errors import CaptureError, ChopError, ConfigError
+from chop.errors import CaptureError, CheckpointError, ChopError, ConfigError
 from chop.models import read_config
 from chop.train import evaluate, read_label_column
 from chop.workloads.load import load_workload, workload_for
@@ -246,3 +247,21 @@ def test_rows_that_do_not_fit_come_with_the_assumptions_about_them(tmp_path, mon
     config = WorkloadConfig(model="net.py:net", dataset="rows.csv")
     with pytest.raises(ConfigError, match="not used as inputs: b .39 of 40 .*one has '[?]'"):
         workload_for(config, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("missing", "found no such file or folder.$"),
+        ("empty", "found none.$"),
+        ("model.gguf", r"For a model of another kind, pass --model .*model.gguf.$"),
+        ("hub", r"For a model of another kind, pass --model .*hub.$"),
+    ],
+)
+def test_a_start_that_is_no_checkpoint_names_what_it_is(name, cause, tmp_path):
+    for folder in ("empty", "hub"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "hub" / "config.json").write_text("{}")
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    with pytest.raises(CheckpointError, match=cause):
+        checkpoint_in(tmp_path / name)

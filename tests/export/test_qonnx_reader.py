@@ -419,8 +419,11 @@ def test_files_of_something_else_are_refused(tmp_path):
     (tmp_path / "text.onnx").write_text("no protobuf")
     with pytest.raises(CheckpointError, match="is not a readable ONNX file"):
         read_graph(tmp_path / "text.onnx")
-    with pytest.raises(CheckpointError, match="is not a readable ONNX file"):
+    with pytest.raises(CheckpointError, match=r"missing.onnx' does not exist"):
         read_graph(tmp_path / "missing.onnx")
+    (tmp_path / "empty.onnx").touch()
+    with pytest.raises(CheckpointError, match=r"empty.onnx' is empty"):
+        read_graph(tmp_path / "empty.onnx")
     model = Model(8)
     weighted(model, model.quant("global_in", 0.5, 4), columns=7)
     with pytest.raises(CheckpointError, match=r"node '/MatMul_\d+' \(MatMul\) is broken: mat1"):

@@ -61,3 +61,9 @@ def test_commas_between_fields_are_explained(fields, advice):
     with pytest.raises(ConfigError) as error:
         parse_format_string(f"integer:width=4,{fields}")
     assert "commas separate formats" in str(error.value) and str(error.value).endswith(advice)
+
+
+@pytest.mark.parametrize("text", ["8.auto,4.auto", "mxint,fp8", "mxint:block_size=[4,8],8.4"])
+def test_a_list_is_no_format(text):
+    with pytest.raises(ConfigError, match="expected one format, got 2"):
+        parse_format_string(text)

@@ -125,3 +125,19 @@ def test_the_check_names_keys_of_a_search_space_that_are_no_fields():
     with pytest.raises(AssertionError, match=r"the class has no fields \['widht'\]"):
         check_format(Misspelled, [Misspelled()])
     assert Misspelled().round(torch.tensor([0.6])).item() == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "result", "message"),
+    [
+        ("round", 3, r"round\(\): expected a tensor of shape \(2,\), got 3"),
+        ("round", torch.ones(3), r"round\(\): expected a tensor of shape \(2,\), got \(3,\)"),
+        ("bits", "four", r"bits\(\): expected a number, got 'four'"),
+        ("bits", None, r"bits\(\): expected a number, got None"),
+    ],
+)
+def test_a_method_that_returns_something_else_is_named(method, result, message):
+    members = {method: lambda self, *args: result}
+    kind = dataclass(frozen=True)(type("Returns", (NumberFormat,), members | {"name": "returns"}))
+    with pytest.raises(ConfigError, match=f"^returns.{message}"):
+        getattr(kind(), method)(*[torch.ones(2)] * (method == "round"))

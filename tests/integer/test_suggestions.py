@@ -42,12 +42,19 @@ class Body(nn.Module):
         self.register_buffer("scale", torch.rand(4))
         self.register_buffer("shift", torch.rand(4))
         self.slope = nn.Parameter(torch.rand(4))
+        self.matrix = nn.Parameter(torch.rand(4, 4))
         self.prelu = nn.PReLU()
         self.lstm, self.gru = nn.LSTM(4, 4, batch_first=True), nn.GRU(4, 4, batch_first=True)
         self.instances, self.groups = nn.InstanceNorm2d(2), nn.GroupNorm(2, 2)
 
     def forward(self, x):
         return self.last(self.then(self, self.fc(x)))
+
+
+def written(h):
+    h = h * 1.0
+    h[:, 0] = 0
+    return h
 
 
 WAYS = {
@@ -66,6 +73,22 @@ WAYS = {
         lambda m, h: nn.functional.prelu(h, m.slope),
         lambda m, h: m.prelu(h),
     ),
+    "choice by sign as relu, nn.PReLU": (
+        lambda m, h: torch.where(h > 0, h, h * 0.1),
+        lambda m, h: m.prelu(h),
+    ),
+    "put the parameters into a module, such as nn.Linear": (
+        lambda m, h: nn.functional.linear(h, m.matrix),
+        lambda m, h: m.last(h)[:, :1] * h,
+    ),
+    "write the product as x @ matrix": (
+        lambda m, h: torch.mm(h, m.matrix),
+        lambda m, h: h @ m.matrix,
+    ),
+    "torch.cat instead of writing": (
+        lambda m, h: written(h),
+        lambda m, h: torch.cat((h[:, 1:], h[:, :1]), 1),
+    ),
     "nn.GroupNorm.channels, channels": (
         lambda m, h: m.instances(h.view(-1, 2, 2, 1)).flatten(1),
         lambda m, h: m.groups(h.view(-1, 2, 2, 1)).flatten(1),
@@ -78,6 +101,7 @@ def body(then):
 
 
 @pytest.mark.sampled(1)
+@pytest.mark.filterwarnings("ignore:.*stay float")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_rewrite_that_a_refusal_names_is_lowered_and_has_a_circuit(way):
     refused, rewritten = WAYS[way]

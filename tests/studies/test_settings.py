@@ -79,3 +79,10 @@ def test_what_is_small_is_a_setting_of_the_study(study):
 def test_mistakes_are_named(study, given, message):
     with pytest.raises(ConfigError, match=message):
         study(**given)
+
+
+@pytest.mark.parametrize("study", STUDIES)
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
+def test_times_are_checked_before_anything_is_measured(study, seconds):
+    with pytest.raises(ConfigError, match="seconds: got .*, expected more than 0"):
+        study(seconds=seconds)

@@ -15,6 +15,7 @@ from chop.base.trust import check_code, trust_named
 from chop.errors import CheckpointError, ConfigError
 from chop.hardware.integer_form import is_integer
 from chop.ir.graph import MaseGraph
+from chop.ir.huggingface.config_file import CONFIG
 from chop.ir.storage.checkpoint import find_checkpoint
 from chop.nn.packed import PackedOperator
 from chop.runs import MANIFEST, Manifest, read_manifest
@@ -140,9 +141,12 @@ def checkpoint_in(path: Path) -> Path:
     files = sorted(path.glob("*.mz")) if path.is_dir() else []
     if len(files) != 1:
         listed = ", ".join(each.stem for each in files) or "none"
+        is_model = path.is_file() or (path / CONFIG).is_file()
         raise CheckpointError(
             f"'{path}': expected a folder of chop sweep quantize or chop compress, or one "
-            f"checkpoint, found {listed}."
+            f"checkpoint, found {listed if path.exists() else 'no such file or folder'}."
+            + f" For a model of another kind, pass --model {path}."
+            * is_model
         )
     return files[0].with_suffix("")
 

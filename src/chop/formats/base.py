@@ -32,7 +32,7 @@ from chop.config import check_fields, parse
 from chop.errors import ConfigError, did_you_mean
 from chop.formats import reference, transforms
 from chop.formats.encoded import Encoded
-from chop.formats.inputs import TAKING_TENSORS, check_tensor, checking
+from chop.formats.inputs import TAKING_TENSORS, check_tensor, checking, counting
 from chop.formats.layout import Layout
 from chop.formats.quantizer import GRADIENTS, Gradient, Quantizer
 from chop.private.torch_api import is_transformed
@@ -76,7 +76,9 @@ class NumberFormat(Quantizer):
                 "instead: width: Annotated[int, Range(1, 24)], with Range from chop.config."
             )
         for name in TAKING_TENSORS & vars(cls).keys():
-            setattr(cls, name, checking(vars(cls)[name]))
+            setattr(cls, name, checking(vars(cls)[name], name))
+        if "bits" in vars(cls):
+            cls.bits = counting(vars(cls)["bits"])  # type: ignore[method-assign]
         for name in (cls.name, *cls.aliases) if "name" in vars(cls) else ():
             if not name.isidentifier():
                 raise ConfigError(

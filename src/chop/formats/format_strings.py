@@ -21,6 +21,9 @@ SHORT = re.compile(r"([a-z_]+?)(\d+)")
 FIELD_AFTER_COMMA = re.compile(r",\s*(?=[a-z_]+=)")
 """Comma where a colon belongs: in `integer:width=4,frac_width=2`."""
 
+OUTER_COMMA = re.compile(r",(?![^\[]*\])")
+"""Comma between formats, not between the numbers of a field such as `block_size=[4,8]`."""
+
 
 def parse_format_string(text: str) -> NumberFormat:
     """Parses a format string.
@@ -41,6 +44,8 @@ def parse_format_string(text: str) -> NumberFormat:
         raise ConfigError(f"format: expected a text, such as 'mxint:width=4', got {text!r:.80}.")
     if FIELD_AFTER_COMMA.search(text):
         raise ConfigError(_with_comma(text))
+    if count := len(OUTER_COMMA.findall(text)):
+        raise ConfigError(f"format '{text}': expected one format, got {count + 1}.")
     if text[:1].isdigit():
         return _parse_integer(text)
     text = with_width(text)

@@ -1,8 +1,9 @@
-"""Input checks of formats, which accept dense floating tensors."""
+"""Checks of what formats accept, dense floating tensors, and of what their methods return."""
 
 from __future__ import annotations
 
 import functools
+import numbers
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -36,12 +37,33 @@ def check_tensor(x: Any, where: str) -> None:
     raise ConfigError(f"{where}: expected a dense floating tensor, got {received}; pass {fix}.")
 
 
-def checking(method: M) -> M:
-    """Wraps a method of a format with `check_tensor`."""
+def checking(method: M, name: str = "") -> M:
+    """Wraps a method of a format with `check_tensor`, and checks the results of `round`."""
+    is_rounding = (name or method.__name__) == "round"
 
     @functools.wraps(method)
     def checked(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         check_tensor(x, self.name)
-        return method(self, x, *args, **kwargs)
+        result = method(self, x, *args, **kwargs)
+        if is_rounding and not (isinstance(result, Tensor) and result.shape == x.shape):
+            received = tuple(result.shape) if isinstance(result, Tensor) else repr(result)
+            raise ConfigError(
+                f"{self.name}.round(): expected a tensor of shape {tuple(x.shape)}, got "
+                f"{received!s:.60}."
+            )
+        return result
 
     return cast(M, checked)
+
+
+def counting(method: M) -> M:
+    """Wraps `bits` of a format, which returns a number."""
+
+    @functools.wraps(method)
+    def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = method(self, *args, **kwargs)
+        if not isinstance(result, numbers.Real | torch.SymInt | torch.SymFloat):
+            raise ConfigError(f"{self.name}.bits(): expected a number, got {result!r:.60}.")
+        return result
+
+    return cast(M, counted)

@@ -46,6 +46,8 @@ from chop.nn.integer import (
     IntegerBatchNorm,
     IntegerConvTranspose2d,
     IntegerGroupNorm,
+    IntegerLinear,
+    IntegerMatmul,
     IntegerNegate,
     IntegerOperator,
     IntegerOptions,
@@ -297,11 +299,40 @@ class GraphLowering:
             requantize = self._requantizer(node, result.proven, grid, suffix)
             return self.call(node, requantize, (result,), suffix)
         bound = bind(self.mg, node, self.folded)
+        if (matrix := self._constant_matrix(row.integer, bound)) is not None:
+            return self._multiply(node, bound, matrix)
         inputs = tuple(map(self._read, bound.inputs, bound.operands, [bound] * len(bound.inputs)))
         result = self._add_steps(node, row.integer, bound, inputs)
         return self.note(
             node, Step(node.name, row.name, inputs, result, bound.reference, self.dtype(node))
         )
+
+    def _constant_matrix(self, kind: type[IntegerOperator], bound: BoundCall) -> Constant | None:
+        """Returns the second operand of a product if it is a constant matrix or vector."""
+        if kind is not IntegerMatmul or bound.module is None or bound.operands[1] is None:
+            return None
+        (_, other), grid = bound.inputs, self.grids.of(bound.module, bound.operands[1])
+        shape = bound.call.shapes[1]
+        is_matrix = math.prod(shape[:-2]) == 1 and other in self.folded.static
+        if not is_matrix or not isinstance(grid, Grid):
+            return None
+        return Constant.of(self.folded.values[other], grid, self.loaded_ends(other, grid))
+
+    def _multiply(self, node: fx.Node, bound: BoundCall, matrix: Constant) -> Codes:
+        """Lowers a product with a constant matrix to a linear layer."""
+        source, other = bound.inputs
+        read, value = self._read(source, bound.operands[0], bound), self.folded.values[other]
+        layer = IntegerLinear.of_constant(read.proven, matrix, bound.call.shapes[0][-1])
+        result = self.call(node, layer, (read,))
+        if value.dim() == 1:
+            vector = self.builder.call_method(node, "squeeze", result.node, -1)
+            result = Codes(vector, result.edge)
+
+        def reference(*values: Tensor) -> Tensor:
+            return bound.reference(*values, value)
+
+        kind = self.mg.operator(node).name
+        return self.note(node, Step(node.name, kind, (read,), result, reference, self.dtype(node)))
 
     def _add_steps(
         self, node: fx.Node, kind: type[IntegerOperator], bound: BoundCall, inputs: Sequence[Codes]

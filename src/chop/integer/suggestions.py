@@ -27,11 +27,16 @@ ROUNDED_AHEAD = (
     "add a buffer of zeros to its input, x + self.zeros, because sums have a format, or use an "
     "activation with a format, such as relu, gelu, silu or tanh"
 )
+OWNED = "put the parameters into a module, such as nn.Linear or nn.Conv2d, and call it"
+CHOICE = "write a choice by sign as relu, nn.PReLU or F.hardtanh"
 OTHER_MASK = (
     "hide keys by a causal mask or by an input (batch, keys), or compute attention as "
     "torch.softmax(q @ k.transpose(-2, -1) * scale + bias, -1) @ v with a buffer of finite biases"
 )
 OTHER_NORM = "write an instance norm as nn.GroupNorm(channels, channels)"
+GATES = "write the gates as linear layers, sigmoid, tanh and products, unrolled over time"
+RECURRENT = ("rnn", "lstm", "gru")
+MATRIX = "write the product as x @ matrix"
 RETURN = "return the scores, and {name} them in the program that reads them"
 REWRITES: Mapping[str, str] = MappingProxyType(
     {
@@ -41,8 +46,9 @@ REWRITES: Mapping[str, str] = MappingProxyType(
         "prelu": "use nn.PReLU",
         "max": "write x.max(dim)[0] as x.amax(dim)",
         "expand_as": "write expand_as as expand with explicit sizes",
-        "lstm": "write the gates as linear layers, sigmoid, tanh and products, unrolled over time",
-        "gru": "write the gates as linear layers, sigmoid, tanh and products, unrolled over time",
+        **{f"{name}{cell}": GATES for name in RECURRENT for cell in ("", "cell")},
+        **dict.fromkeys(("mm", "mv", "addmm", "einsum"), MATRIX),
+        "set_item": "join slices with torch.cat instead of writing to a tensor",
         "instancenorm2d": OTHER_NORM,
         "instance_norm": OTHER_NORM,
         "log_softmax": RETURN.format(name="log_softmax"),
@@ -80,6 +86,7 @@ def suggest_changes(mg: MaseGraph, refused: Sequence[Refusal]) -> list[str]:
 
 def _suggestions(mg: MaseGraph, refusal: Refusal) -> Iterator[str]:
     node = refusal.node
+    attends = any(mg.operator(each).name == "softmax" for each in mg.nodes)
     row, module = mg.operator(node), mg.get_module(node)
     if isinstance(module, LoraLinear):
         yield "merge adapters with fuse_lora_weights_transform_pass"
@@ -91,6 +98,10 @@ def _suggestions(mg: MaseGraph, refusal: Refusal) -> Iterator[str]:
         yield NORM
     elif row.name in REWRITES:
         yield REWRITES[row.name]
+    elif "that no module owns" in refusal.text:
+        yield OWNED
+    elif row.name == "where" and not attends:
+        yield CHOICE
     elif row.makes_masks or getattr(module, "meets_masks", False):
         yield (
             "rewrite manual attention as scaled_dot_product_attention, whose masks have an "

@@ -70,7 +70,7 @@ class StudyConfig:
     QUICK: ClassVar[Mapping[str, Any]] = {}
     """Replacements of defaults by `quick`."""
 
-    seconds: float = 0.3
+    seconds: Annotated[float, Range(above=0)] = 0.3
     threads: Annotated[int, Range(1, 1024)] = 1
     method: Literal["paired", "torch", "time"] = "paired"
     device: str = "cpu"
@@ -170,7 +170,7 @@ class BenchSoftmaxConfig(StudyConfig):
 
     QUICK: ClassVar[Mapping[str, Any]] = {"shapes": ("64x100",)}
 
-    seconds: float = 0.5
+    seconds: Annotated[float, Range(above=0)] = 0.5
     out: Path = Path("runs/bench/softmax")
     shapes: tuple[str, ...] = ("131072x128", "16384x1024", "512x32768")
     dtypes: tuple[Dtype, ...] = ("float32",)
@@ -206,7 +206,7 @@ class BenchCompileConfig(StudyConfig):
         "modes": ("default",),
     }
 
-    seconds: float = 1.0
+    seconds: Annotated[float, Range(above=0)] = 1.0
     out: Path = Path("runs/bench/compile")
     models: tuple[str, ...] = ("bert-tiny", "resnet18")
     batch_sizes: Annotated[tuple[int, ...], Range(1)] = (1, 16)
@@ -282,7 +282,7 @@ class BenchGenerateConfig(StudyConfig):
 
     QUICK: ClassVar[Mapping[str, Any]] = {"prompt": 8, "peers": False}
 
-    seconds: float = 2.0
+    seconds: Annotated[float, Range(above=0)] = 2.0
     out: Path = Path("runs/bench/generate")
     model: str = "gpt-tiny"
     formats: tuple[Literal["mxint8", "mxint4", "mxfp8", "mxfp4", "group_integer4"], ...] = (

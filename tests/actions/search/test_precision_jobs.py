@@ -157,6 +157,8 @@ def test_a_pruner_is_told_what_is_searched_for_or_nothing(goals, budgets, score)
         ({"budgets": {"accuracy": 0.9}, "goals": ()}, "expected at least one objective"),
         ({"formats": ("integr",)}, "did you mean 'integer'"),
         ({"widths": "8:2"}, "first <= last"),
+        ({"widths": "nan"}, "'nan' is neither a number nor first:last:step"),
+        ({"widths": "2:inf"}, "'2:inf' is neither a number nor first:last:step"),
         ({"widths": "4", "ranges": {"width": (4,)}}, "mean the same"),
         ({"operators": ("linaer",)}, "did you mean 'linear'"),
         ({"bias": "nonsense"}, "unknown number format"),

@@ -93,6 +93,14 @@ def test_errors_of_libraries_that_are_no_write_errors_pass_through(tmp_path):
             raise error
 
 
+def test_a_file_where_a_folder_is_expected_is_named(tmp_path):
+    (tmp_path / "rows.csv").write_text("a,b")
+    with pytest.raises(
+        WriteError, match=r"rows.csv' cannot be written: it is a file, not a folder"
+    ):
+        make_folder(tmp_path / "rows.csv")
+
+
 @pytest.mark.parametrize("out", ["link", "link/sub", "link/sub/below"])
 def test_a_link_without_its_folder_is_the_named_cause(out, tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "gone")

@@ -194,6 +194,13 @@ def test_another_method_does_not_say_how_codes_are_decoded(tmp_path):
         load_model(tmp_path)
 
 
+@pytest.mark.parametrize("settings", [{}, [1], "gptq", {"bits": 4}])
+def test_settings_without_a_method_are_refused(settings, tmp_path):
+    write_folder(tmp_path, settings, INTEGERS)
+    with pytest.raises(ConfigError, match=r"config\.json'.*expected an object with a quant_method"):
+        load_model(tmp_path)
+
+
 def with_codes(folder, model, name, size, dropped=()):
     """Codes of the table of a model under a name, with the settings of layers and tables."""
     parts, dense = floats()(np.random.default_rng(0), *size)

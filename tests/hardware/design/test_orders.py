@@ -31,6 +31,8 @@ class Between(nn.Module):
         self.groups, self.tokens = nn.GroupNorm(2, 4), nn.Linear(3, 3)
         self.up = nn.ConvTranspose2d(4, 4, 2, stride=2)
         self.unshuffle = nn.PixelUnshuffle(2)
+        self.matrix, self.mixing = nn.Parameter(torch.rand(1, 4, 5)), nn.Parameter(torch.rand(3, 3))
+        self.row, self.vector = nn.Parameter(torch.rand(1, 1, 4)), nn.Parameter(torch.rand(4))
         self.register_buffer("whole", torch.arange(4))
         self.register_buffer("wide", torch.rand(4).double())
 
@@ -71,6 +73,10 @@ TOKENS = {
     "padded": (6, lambda m, x: F.pad(x, (1, 1))),
     "whole_numbers": (4, lambda m, x: x + m.whole),
     "double": (4, lambda m, x: (x + m.wide).float()),
+    "constant_matrix": (5, lambda m, x: x @ m.matrix),
+    "constant_vector": (4, lambda m, x: (x @ m.vector)[..., None] * x),
+    "matrix_of_tokens": (4, lambda m, x: m.mixing @ x),
+    "constant_rows": (4, lambda m, x: torch.cat((*[m.row.expand(len(x), 1, 4)] * 2, x), 1)),
     "number_first": (4, lambda m, x: 1 - x * 0.3),
 }
 CASES = {

@@ -56,13 +56,14 @@ def _range(part: str, where: str) -> list[float]:
     try:
         first, *rest = (Decimal(number) for number in part.split(":"))
         last, step = {0: (first, ONE), 1: (*rest, ONE), 2: rest}[len(rest)]
+        if not all(number.is_finite() for number in (first, last, step)):
+            raise InvalidOperation
     except (InvalidOperation, KeyError):
         raise ConfigError(
             f"{where}: '{part}' is neither a number nor first:last:step, such as "
             "4:32:4 or 0.1:0.9:0.1."
         ) from None
-    finite = all(number.is_finite() for number in (first, last, step))
-    if not finite or step <= 0 or last < first or (last - first) / step > MAX_VALUES:
+    if step <= 0 or last < first or (last - first) / step > MAX_VALUES:
         raise ConfigError(
             f"{where}: '{part}': expected first <= last, a step above 0 and at most "
             f"{MAX_VALUES} values."

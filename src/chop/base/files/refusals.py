@@ -51,6 +51,8 @@ def writing(path: Path) -> Iterator[None]:
         cause = os.strerror(code)
         if code == errno.EEXIST and (link := _dangling_link(target)):
             cause = f"'{link}' is a link to '{link.readlink()}', which does not exist"
+        elif code == errno.EEXIST and target.is_file():
+            cause = "it is a file, not a folder"
         reason = f"{cause}; {ADVICE[code]}{free}."
         raise WriteError(f"'{target}' cannot be written: {reason}") from error
 

@@ -122,6 +122,9 @@ def random_inputs(model: fx.GraphModule, rows: int, seed: int = 0) -> dict[str, 
 def _load(path: Path) -> Any:
     import onnx
 
+    if not path.exists() or (path.is_file() and not path.stat().st_size):
+        state = "is empty" if path.exists() else "does not exist"
+        raise CheckpointError(f"model file '{path}' {state}: expected a QONNX file.")
     try:
         require_file(path, "weights")
         return onnx.load(str(path))

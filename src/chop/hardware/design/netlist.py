@@ -314,6 +314,7 @@ class _Builder:
         wires = []
         for number, source in enumerate(sources):
             if isinstance(source, Fixed):
+                source = source.unsqueezed(len(self._shape(node)))
                 beside = live[0] if live and row.is_broadcast else None
                 source = self._constant(
                     f"{self.names[node.name]}_constant_{number}", source, beside
@@ -355,33 +356,45 @@ class _Builder:
             raise ConfigError("it joins along the batch dimension")
         # Samples have one dimension fewer.
         from_end = dim - (dim > batch_dim) - (rank - 1)
-        result: Wire | None = None
-        for number, source in enumerate(sources):
-            value = self.values[source]
-            if isinstance(value, Fixed):
-                shape = list(self._shape(source))
-                del shape[own_batch_dim]
-                beside = Stream.in_order(tuple(shape), value.edge)
-                # The concatenation runs at the common divisor of all lanes. A constant with one
-                # lane would slow down the other inputs.
-                beside = beside.with_lanes(math.gcd(beside.size, *(w.stream.lanes for w in live)))
-                own = f"{self.names[node.name]}_constant_{number}"
-                value = self._constant(own, value, Wire(own, beside, own_batch_dim))
-            if is_stack:
-                value = value.unsqueezed(from_end)
-            if result is None:
-                result = value
-            else:
-                own = self.names[node.name]
-                name = own if number == len(sources) - 1 else f"{own}_part_{number}"
-                result = self._concat(name, result, value, from_end)
-        assert result is not None
+        wires = [
+            self._joined_constant(node, number, self._shape(source), value, own_batch_dim, live)
+            if isinstance(value := self.values[source], Fixed)
+            else value
+            for number, source in enumerate(sources)
+        ]
+        if is_stack:
+            wires = [wire.unsqueezed(from_end) for wire in wires]
+        # The dimension that varies fastest in all streams is joined pixel by pixel.
+        is_fastest = all(slowest_first(wire.stream)[-1] == rank - 1 + from_end for wire in wires)
+        result, own = wires[0], self.names[node.name]
+        for number, wire in enumerate(wires[1:], 1):
+            name = own if number == len(wires) - 1 else f"{own}_part_{number}"
+            result = self._concat(name, result, wire, from_end, is_fastest)
         return replace(result, batch_dim=batch_dim)
 
-    def _concat(self, name: str, first: Wire, second: Wire, dim: int) -> Wire:
-        # The dimension that varies fastest in both streams is joined pixel by pixel.
+    def _joined_constant(
+        self,
+        node: fx.Node,
+        number: int,
+        shape: Sequence[int],
+        value: Fixed,
+        batch_dim: int,
+        live: Sequence[Wire],
+    ) -> Wire:
+        """Returns the stream of a constant that a node joins with others.
+
+        The concatenation runs at the common divisor of all lanes. A constant with one lane would
+        slow down the other inputs.
+        """
+        sizes = [size for dim, size in enumerate(shape) if dim != batch_dim]
+        beside = Stream.in_order(tuple(sizes), value.edge)
+        beside = beside.with_lanes(math.gcd(beside.size, *(wire.stream.lanes for wire in live)))
+        name = f"{self.names[node.name]}_constant_{number}"
+        return self._constant(name, value, Wire(name, beside, batch_dim))
+
+    def _concat(self, name: str, first: Wire, second: Wire, dim: int, is_fastest: bool) -> Wire:
         order, rank = slowest_first(first.stream), len(first.stream.shape)
-        if order[-1] != rank + dim or slowest_first(second.stream) != order:
+        if not is_fastest or slowest_first(second.stream) != order:
             order = list(range(rank))
         back, along = [order.index(d) for d in range(rank)], order.index(rank + dim) - rank
         try:

@@ -70,6 +70,11 @@ class Fixed:
     edge: Edge
     is_loadable: bool = False
 
+    def unsqueezed(self, rank: int) -> Self:
+        """Returns the constant with dimensions of size one ahead, up to a rank."""
+        ones = [1] * (rank - self.codes.dim())
+        return replace(self, codes=self.codes.view(*ones, *self.codes.shape))
+
     def sample(self, shape: tuple[int, ...], batch_dim: int = 0) -> Tensor:
         """Returns the codes of one sample, int64, expanded to its shape.
 
@@ -79,8 +84,7 @@ class Fixed:
         Raises:
             ConfigError: if samples differ, or the shapes do not fit.
         """
-        ones = [1] * (len(shape) + 1 - self.codes.dim())
-        codes = self.codes.view(*ones, *self.codes.shape).movedim(batch_dim, 0)
+        codes = self.unsqueezed(len(shape) + 1).codes.movedim(batch_dim, 0)
         try:
             spread = codes.expand(-1, *shape)
         except RuntimeError:

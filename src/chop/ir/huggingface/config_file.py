@@ -36,6 +36,8 @@ COUNTS = {
 LEAST_BITS, MOST_BITS = 2**23, 2**31
 """Number of bits assumed for a small weight file, and for a folder without weights."""
 
+METHODS = frozenset({"quant_method", "load_in_4bit", "load_in_8bit"})
+"""Keys that say how weights are quantized; older releases of transformers wrote the last two."""
 KERNELS = "kernels from the hub"
 KERNEL_METHODS = frozenset(
     {"eetq", "fbgemm_fp8", "fp8", "gguf", "metal", "mxfp4", "mxfp8", "nvfp4"}
@@ -73,6 +75,12 @@ def check_config(folder: Path) -> None:
         document = read_json(path, "config")
     except (OSError, ConfigError) as error:
         raise ConfigError(f"'{path}' cannot be read: {error}.") from None
+    settings = document.get("quantization_config")
+    if settings is not None and not (isinstance(settings, dict) and METHODS & settings.keys()):
+        raise ConfigError(
+            f"'{path}': quantization_config: expected an object with a quant_method, got "
+            f"{settings!r:.80}; fetch the config.json that the tool wrote."
+        )
     files = [x for end in ("safetensors", "bin") for x in folder.glob(f"*.{end}") if x.is_file()]
     weights = 8 * sum(file.stat().st_size for file in files)
     most = max(weights, LEAST_BITS) if files else MOST_BITS

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Self
 
+import torch
 from torch import Tensor, nn
 
 from chop.formats import NumberFormat
 from chop.formats.elements import Sign
 from chop.nn.integer.base import matmul
 from chop.nn.integer.blocks import BlockGrid
-from chop.nn.integer.edge import bit_width
-from chop.nn.integer.weighted import WeightedOperator
+from chop.nn.integer.constant import Constant
+from chop.nn.integer.edge import Edge, bit_width
+from chop.nn.integer.parameters import IntegerParameter
+from chop.nn.integer.weighted import Aligned, CodeRanges, WeightedOperator, bounded
 from chop.nn.quantized import QuantizedOperator
 
 
@@ -82,6 +85,20 @@ class IntegerLinear(WeightedOperator):
         blocks = SharedBlocks.of(module)
         if blocks is not None:
             self.blocks = (blocks.size, blocks.data_in_width, blocks.weight_width)
+
+    @classmethod
+    def of_constant(cls, read: Edge, matrix: Constant, terms: int) -> Self:
+        """Returns the product of codes and a constant (..., inputs, outputs) or (inputs,).
+
+        Args:
+            read: edge of the codes, of one step.
+            matrix: the constant; dimensions ahead of the last two have size one.
+            terms: products of a sum, as many as the matrix has rows.
+        """
+        edge, codes = matrix.out, matrix.codes.reshape(terms, -1).T.contiguous()
+        aligned = Aligned(IntegerParameter(codes, edge.step), torch.zeros(len(codes)).long())
+        ranges = CodeRanges(edge.low, edge.high, 0, 0) if matrix.is_loadable else None
+        return cls(bounded(aligned, read, cls.axis, ranges))
 
     def forward(self, codes: Tensor) -> Tensor:
         """Maps (..., inputs) to (..., outputs), int64."""

@@ -169,16 +169,31 @@ def weighted(
         bias = integer_parameter(module, "bias")
         name, given = type(module).__name__, get_shift(like) if is_trained else None
         aligned = align_bias(name, read.scalar_step, weight, bias, is_trained, given)
-    weight, shift = aligned.weight, aligned.shift
+    ranges = parameter_ranges(module, aligned) if options.is_loadable else None
+    return bounded(aligned, read, axis, ranges, is_trained)
+
+
+def bounded(
+    aligned: Aligned, read: Edge, axis: int, ranges: CodeRanges | None, is_trained: bool = False
+) -> Weighted:
+    """Returns the integers of a layer with the bounds of its sums.
+
+    Args:
+        aligned: weights and bias.
+        read: see `weighted`.
+        axis: see `weighted`.
+        ranges: codes of loadable weights and biases; None for the bounds of these ones.
+        is_trained: as in `Edge`.
+    """
+    weight, bias, shift, _ = aligned
     step = read.scalar_step * weight.step * 2.0**-shift
     low, high = min(read.low, 0), max(read.high, 0)
-    ranges = parameter_ranges(module, aligned) if options.is_loadable else None
     if ranges is None:
-        bound, low, high = _bounds(weight.codes, aligned.bias, shift, low, high)
+        bound, low, high = _bounds(weight.codes, bias, shift, low, high)
     else:
         bound, low, high = _bounds_of_any(ranges, weight.codes[0].numel(), shift, low, high)
     edge = Edge(step, axis, low, high, is_trained=is_trained)
-    return Weighted(weight.codes, aligned.bias, shift, bound, edge, ranges)
+    return Weighted(weight.codes, bias, shift, bound, edge, ranges)
 
 
 def has_trained_steps(module: QuantizedOperator) -> bool:
