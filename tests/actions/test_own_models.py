@@ -62,7 +62,7 @@ def test_columns_that_are_no_inputs_are_named(tmp_path, caplog):
         model, data = f"{tmp_path}/net.py:Net", str(tmp_path / "rows.csv")
         return load_checkpoint(WorkloadConfig(model, data, out=tmp_path / "out", **settings))
 
-    _, data, _ = load()
+    _, data, *_ = load()
     assert set(data["train"].column_names) == {"x", "label"}
     assert "columns without numbers are not used as inputs: kind" in caplog.text
     lines[3] = lines[3].replace("0.2", "?")

@@ -228,7 +228,7 @@ def test_half_a_checkpoint_is_named_by_its_missing_file(message, missing, name, 
             "loss 'net.py:lost': returned NaN, although the model's output has none.",
         ),
         (compress("net.py:Net", "nested.json"), "data set 'nested.json': expected columns of"),
-        (compress("net.py:Net", "empty"), "'empty' has no rows in the split 'test'"),
+        (compress("net.py:Net", "empty"), "'empty' has no rows in 'test.csv'"),
         (
             compress("net.py:Net", "fewer"),
             "data: no row of the split 'test' has a number in the column 'c'",

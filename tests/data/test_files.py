@@ -8,6 +8,7 @@ import lzma
 import pytest
 from datasets import Dataset
 
+from chop.base.notices import collected_assumptions
 from chop.data import get_tokenized_dataset, load_dataset
 from chop.errors import ConfigError
 
@@ -257,3 +258,94 @@ def test_a_row_of_another_kind_is_named(text, message, tmp_path):
 def test_what_are_no_splits_is_refused(data, message):
     with pytest.raises(ConfigError, match=message):
         load_dataset(data)
+
+
+DISGUISED = {
+    "gzip": ("a.csv", gzip.compress(LINES.encode()), "holds gzip data"),
+    "parquet": ("a.csv", b"PAR1\0\0", "holds a Parquet table"),
+    "spreadsheet": ("a.csv", b"PK\x03\x04\0", "holds a zip archive or a spreadsheet"),
+    "web page": ("a.csv", b"<html><body>404</body></html>\n", "holds a web page"),
+    "pointer": ("a.csv", b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
+    "json": ("a.csv", b'[{"text": "good", "label": 1}]', "holds JSON"),
+    "open quote": ("a.csv", f'{HEADER}{LINES}"good film,1\n'.encode(), "opened and not closed"),
+    "large": ("a.csv", f"a,label\n{2**70},1\n".encode(), "whole numbers beyond 64 bits"),
+    "columns": ("a.json", b'{"x": [1, 2, 3], "label": [0, 1, 0]}', "one record with lists"),
+    "cut": ("a.json", b'[{"text": "good", "la', "The file may be cut off"),
+    "quotes": ("a.jsonl", b"{'text': 'good', 'label': 1}\n", "names in double quotes"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize("case", DISGUISED)
+def test_the_content_of_a_file_is_named(case, tmp_path, caplog, capfd):
+    name, content, message = DISGUISED[case]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        load_dataset(tmp_path / name)
+    assert "Failed to" not in caplog.text + capfd.readouterr().err
+    gc.collect()  # `datasets` leaves the file open
+
+
+def test_columns_that_are_given_twice_are_reported(tmp_path):
+    (tmp_path / "a.csv").write_text("a,a,label\n1,2,0\n3,4,1\n5,6,0\n7,8,1\n")
+    with collected_assumptions() as assumed:
+        load_dataset(tmp_path / "a.csv")
+    assert "the later columns are read as 'a.1'" in str(assumed)
+
+
+FOLDERS = {
+    "formats": (["train.csv", "test.jsonl"], r"several formats \('test.jsonl', 'train.csv'\)"),
+    "separators": (["train.csv", "test.tsv"], "several formats"),
+    "pictures": (["train/cat/1.heic", "train/dog/2.heic"], "2 files with format .heic"),
+    "no suffix": (["train/cat/1", "train/dog/2"], "2 files with no suffix"),
+}
+
+
+@pytest.mark.parametrize("case", FOLDERS)
+def test_formats_of_a_folder_that_are_not_read_are_named(case, tmp_path):
+    names, message = FOLDERS[case]
+    for name in (*names, "README.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(HEADER + LINES)
+    with pytest.raises(ConfigError, match=message):
+        load_dataset(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize("content", [HEADER, ""])
+@pytest.mark.parametrize("name", ["train.csv", "test.csv"])
+def test_the_file_of_a_folder_without_rows_is_named(name, content, tmp_path):
+    for each in ("train.csv", "test.csv"):
+        (tmp_path / each).write_text(content if each == name else HEADER + LINES)
+    with pytest.raises(ConfigError, match=f"has no rows in .*{name[:4]}"):
+        load_dataset(tmp_path)
+    gc.collect()  # `datasets` leaves the file open
+
+
+@pytest.mark.parametrize("name", ["Test.csv", "TEST/a.csv"])
+def test_splits_in_capital_letters_are_refused(name, tmp_path):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    for each in ("train.csv", name):
+        (tmp_path / each).write_text(HEADER + LINES)
+    with pytest.raises(ConfigError, match=f"'{name[:4]}.*rename it to 'test"):
+        load_dataset(tmp_path)
+
+
+def test_joined_files_are_reported(tmp_path):
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text(HEADER + LINES)
+    with collected_assumptions() as assumed:
+        assert len(load_dataset(tmp_path)["train"]) == 12
+    assert "'train' joins 2 files, among them 'a.csv', 'b.csv'" in str(assumed)
+
+
+def test_files_of_a_folder_that_are_left_out_are_reported(tmp_path):
+    for name in ("train.csv", "test.csv", "holdout.csv", "LICENSE", ".hidden"):
+        (tmp_path / name).write_text(HEADER + LINES)
+    with collected_assumptions() as assumed:
+        load_dataset(tmp_path)
+    assert [each.text.partition(". Table")[0] for each in assumed] == [
+        f"Not read from '{tmp_path}': 'holdout.csv'"
+    ]

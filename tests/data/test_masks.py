@@ -12,6 +12,8 @@ from chop.data.catalogue import describe_dataset
 from chop.data.masks import without_void
 from chop.errors import ConfigError
 from chop.train import read_rows
+from chop.workloads.load import load_workload
+from chop.workloads.settings import WorkloadConfig
 
 
 def save(place, pixels):
@@ -179,3 +181,37 @@ def test_files_elsewhere_are_not_read(tmp_path):
     (tmp_path / "a/masks/2.png").symlink_to(tmp_path / "secret.png")
     with pytest.raises(ConfigError, match="secret|outside|2.png"):
         load_dataset(tmp_path / "a")
+
+
+def test_masks_of_another_size_are_reported_once(tmp_path):
+    write(tmp_path, ("images", "masks"), size=(4, 4))
+    for number in range(2):  # cut to a quarter
+        save(tmp_path / "masks" / f"{number}.png", drawn(1, (2, 2))[1][0])
+    data = load_dataset(tmp_path)
+    with collected_assumptions() as assumed:
+        data = with_pixels(data, describe_dataset("own", data), (3, 4, 4))
+        list(data["train"]), list(data["test"])
+    (note,) = assumed
+    assert "has 2 x 2 pixels and its image 4 x 4" in note.text
+
+
+def test_masks_in_jpeg_files_are_reported(tmp_path):
+    write(tmp_path, ("images", "masks"), size=(4, 4), mask_end="jpg")
+    data = load_dataset(tmp_path)
+    with collected_assumptions() as assumed:
+        list(with_pixels(data, describe_dataset("own", data), (3, 4, 4))["train"])
+    assert [each.text[:20] for each in assumed] == ["Masks in JPEG files "]
+
+
+def test_a_folder_of_masks_with_another_name_is_no_class(tmp_path):
+    write(tmp_path, ("images", "labels"), size=(4, 4))
+    with pytest.raises(ConfigError, match="labels' has the file names of .*rename it to 'masks'"):
+        load_dataset(tmp_path)
+
+
+def test_masks_are_no_classes_of_images(tmp_path):
+    write(tmp_path, ("images", "masks"), size=(4, 4))
+    (tmp_path / "net.py").write_text("from torch import nn\nNet = lambda: nn.Conv2d(3, 2, 1)\n")
+    settings = {"task": "classification", "out": tmp_path / "out"}
+    with pytest.raises(ConfigError, match="task: 'classification' has no masks as labels"):
+        load_workload(WorkloadConfig(f"{tmp_path}/net.py:Net", str(tmp_path), **settings))

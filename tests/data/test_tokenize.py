@@ -1,6 +1,9 @@
 import pytest
 from datasets import Dataset, DatasetDict
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
+from chop.base.notices import collected_assumptions
 from chop.data import get_tokenized_dataset, get_tokenizer
 from chop.errors import ConfigError, UnavailableError
 
@@ -95,3 +98,20 @@ def test_a_tokenizer_that_cannot_be_fetched_is_one_sentence(checkpoint):
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
     with pytest.raises(UnavailableError, match="no tokenizer found; pass a local folder"):
         get_tokenizer(tmp_path)
+
+
+def test_blank_texts_and_other_columns_are_named(tmp_path):
+    words = {"[UNK]": 0, "good": 1, "bad": 2}
+    plain = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    plain.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, unk_token="[UNK]")
+    columns = {"text": ["good", "bad"] * 4, "title": ["x"] * 8, "label": [0, 1] * 4}
+    data = DatasetDict(train=Dataset.from_dict(columns), test=Dataset.from_dict(columns))
+    with collected_assumptions() as assumed:
+        get_tokenized_dataset(data, tokenizer, max_length=4)
+    assert [each.text for each in assumed] == [
+        "Columns that are not read: 'title'. Texts are in 'text' (--text-column)."
+    ]
+    data["test"] = Dataset.from_dict({**columns, "text": ["good", "bad", " ", *["good"] * 5]})
+    with pytest.raises(ConfigError, match="row 3 of the split 'test' has no token in the column"):
+        get_tokenized_dataset(data, tokenizer, max_length=4)

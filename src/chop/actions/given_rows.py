@@ -11,7 +11,7 @@ import numpy as np
 from torch import nn
 
 from chop.config import convert
-from chop.data.load import check_label_columns, joined_labels
+from chop.data.load import check_label_columns, joined_labels, other_label_columns
 from chop.errors import ConfigError, check_known, enumerate_names
 from chop.train.given.frames import is_frame, to_array
 from chop.train.unlabeled import read_inputs
@@ -24,7 +24,7 @@ LABELS = "labels"
 SPLITS = {"train", "test", "validation"}
 FILE_SETTINGS = (
     *("model", "dataset", "weights", "tokenizer", "text_column", "max_length", "stride", "limit"),
-    *("train_epochs", *SETTINGS),
+    *("train_epochs", "input_columns", *SETTINGS),
 )
 """Settings that select a model and its rows, and how they are read."""
 
@@ -75,7 +75,7 @@ def with_label_column(data: Any, label: str | None) -> Any:
     if len(several) > 1 and label not in names:
         return _with_joined_labels(data, several, names)
     check_known(label, list(map(str, names)), "label column")
-    others = [name for name in ("labels", "label") if name in names and name != label]
+    others = other_label_columns(names, [label])
     if is_frame(data):
         return data.drop(columns=others).rename(columns={label: LABELS})
     if isinstance(data, Mapping):
@@ -90,7 +90,7 @@ def _with_joined_labels(data: Any, labels: Sequence[str], names: Sequence[str]) 
     if not is_frame(data) and not isinstance(data, Mapping):
         return joined_labels(data, labels)
     check_label_columns(labels, list(map(str, names)))
-    dropped = {*labels, "labels", "label"}
+    dropped = {*labels, *other_label_columns(names, labels)}
     if is_frame(data):
         joined = np.stack([to_array(data[name], name) for name in labels], 1)
         return data.drop(columns=[name for name in names if name in dropped]), joined

@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from chop import passes
-from chop.actions.compress.earlier_run import WEIGHTS, check_files, check_model_file, no_model
+from chop.actions.compress.earlier_run import (
+    WEIGHTS,
+    check_files,
+    check_model_file,
+    no_model,
+    with_reachable_paths,
+)
 from chop.base.files import atomic_file, make_folder, settle, shared_lock
 from chop.base.plugins import naming_packages
 from chop.base.trust import check_code, trust_named
@@ -56,10 +62,12 @@ def config_of_run(config: C, workload: Workload | None, out: Path | None = None)
             _check_is_of_no_run(config.start_from, checkpoint)
     if manifest is None or workload is not None:
         return config
+    assert config.start_from is not None
+    settings = with_reachable_paths(manifest.settings, config.start_from)
     defaults = {each.name: each.default for each in dataclasses.fields(config)}
     taken: dict[str, Any] = {}
     for name in MODEL_SETTINGS:
-        own, given = manifest.settings.get(name), getattr(config, name)
+        own, given = settings.get(name), getattr(config, name)
         own = tuple(own) if isinstance(own, list) else own
         if given not in (defaults[name], own):
             option = f"--{name.replace('_', '-')}"
@@ -67,9 +75,8 @@ def config_of_run(config: C, workload: Workload | None, out: Path | None = None)
             raise ConfigError(
                 f"{option} {given}: '{config.start_from}' used {used}; leave {option} out."
             )
-        if name in manifest.settings:  # manifests of earlier versions lack newer settings
+        if name in settings:  # manifests of earlier versions lack newer settings
             taken[name] = own
-    assert config.start_from is not None
     with trust_named(vars(config)):
         check_code(taken, config.start_from / MANIFEST, "--model")
     check_files(taken, config.start_from / MANIFEST)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -149,3 +150,18 @@ def check_cells(names: Sequence[str], values: np.ndarray) -> None:
             f"{enumerate_names(counted, MAX_LISTED)}; the first is "
             f"{enumerate_names(first, MAX_LISTED)}. {advice} or remove these rows."
         )
+
+
+def is_quoted_number(cell: object) -> bool:
+    """Returns true for a text that is a JSON number, or a list of them.
+
+    >>> is_quoted_number("-0.5"), is_quoted_number("[1, 2.5]"), is_quoted_number("good film")
+    (True, True, False)
+    """
+    if not isinstance(cell, str):
+        return False
+    try:
+        value = json.loads(cell)
+    except ValueError:
+        return False
+    return all(isinstance(x, float | int) for x in (value if isinstance(value, list) else [value]))

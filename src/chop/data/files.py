@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from glob import escape
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from chop.base.files.library_errors import get_reason, library_errors
 from chop.base.files.reading import require_file
 from chop.base.hub import cache_folder
+from chop.base.notices import assume, at_level
 from chop.data.cells import TEXTS
 from chop.data.confined import (
     check_builder,
@@ -27,6 +29,13 @@ from chop.data.confined import (
 from chop.data.masks import read_masks
 from chop.data.null_rows import check_rows
 from chop.data.unpacked import check_unpacked
+from chop.data.unread import (
+    check_split_names,
+    describe_formats,
+    get_smallest,
+    report_joined,
+    report_unread,
+)
 from chop.data.windows import TEXT_BUILDER
 from chop.errors import MOST_NAMES, ConfigError, enumerate_names, first_line
 
@@ -59,12 +68,31 @@ SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas"}
 """Unsupported column separators by their names."""
 WRONG_COLUMNS = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
 """The pandas message about a line with a wrong number of columns."""
+EMPTY = re.compile("corresponds to no data|No columns to parse|because the first 0 values")
+"""Messages about a table without rows."""
+OPEN_QUOTE = re.compile(r"EOF inside string starting at row (\d+)")
+"""The pandas message about a quote that is opened and not closed."""
 OTHER_TEXT = re.compile(r"Failed to parse string: ('.*') as a scalar of type")
 FRACTION = re.compile(r"Float value (\S+) was truncated converting to int")
 """Messages of pyarrow about rows of a later chunk whose type differs from the first chunk's."""
 HEADER = "The first line must have the column names: remove titles and comments above it."
 TEXT_SAMPLE = 2**20
 """Number of bytes at the start of a text file that are checked for NUL bytes."""
+FILE_STARTS = {
+    b"\x1f\x8b": "gzip data (.gz)",
+    b"PAR1": "a Parquet table (.parquet)",
+    b"PK\x03\x04": "a zip archive or a spreadsheet (.zip, .xlsx)",
+    b"\x80": "a pickle (.pkl)",
+    b"\x89PNG": "an image (.png)",
+    b"\xff\xd8\xff": "an image (.jpg)",
+    b"\x89HDF": "an HDF5 file (.h5)",
+    b"SQLite format 3": "an SQLite database (.db)",
+    b"<!DOCTYPE": "a web page (.html)",
+    b"<html": "a web page (.html)",
+    b"version https://git-lfs": "the pointer of a Git LFS file, which git lfs pull replaces",
+}
+"""First bytes of files whose name hides their format, with the format."""
+JSON_STARTS = {b"[{": "JSON (.json)", b'{"': "JSON (.json)"}
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 """Byte order marks, which the decoder's own message is about."""
 NO_ROWS = re.compile(r'Instruction "(\w+)" corresponds to no data')
@@ -90,7 +118,7 @@ def read_file(path: Path) -> DatasetDict:
     settings = {"sep": "\t"} if suffix == ".tsv" else {}
     what = f"file '{path}'"
     if kind != "parquet" and path.suffix.lower() not in COMPRESSED:
-        _check_is_text(path)
+        _check_is_text(path, JSON_STARTS if kind == "csv" else {})
 
     def problem(error: BaseException) -> str:
         return f"cannot be read as {kind}: {_reason(error)}"
@@ -126,7 +154,8 @@ def prepared(
         check_unpacked(files)
         check_rows(files, are_all_json=get_reader(builder) == "json")
     manager = _get_manager(builder)
-    with reading():
+    # The logger of `datasets` prints what the error says in one sentence.
+    with reading(), at_level(logging.CRITICAL, "datasets"):
         builder.download_and_prepare(dl_manager=manager)
         splits: DatasetDict = builder.as_dataset()
     return splits
@@ -169,6 +198,8 @@ def check_is_there(name: str) -> None:
     if path.exists() and not path.is_dir():
         with library_errors(path, error=ConfigError):
             require_file(path, "table")
+    if path.is_symlink() and not path.exists():
+        raise ConfigError(f"'{name}' is a symbolic link whose target does not exist.")
     is_path = len(path.parts) not in (1, 2) or path.is_absolute() or name.startswith(PATHS)
     if is_path or _data_suffix(path) in (*FILE_KINDS, *ARRAYS, *COMPRESSED):
         raise ConfigError(f"'{name}' does not exist: expected {ACCEPTED}{_array_advice(path)}.")
@@ -210,11 +241,20 @@ def _reading(folder: Path) -> AbstractContextManager[None]:
     """Converts errors of pandas, pyarrow, fsspec and PyYAML about a folder to messages."""
 
     def problem(error: BaseException) -> str:
+        if EMPTY.search(" ".join(map(str, _chain(error)))):
+            return f"has no rows in '{get_smallest(folder, FILE_KINDS)}': remove it, or add rows"
         if not isinstance(error, FileNotFoundError | ValueError):
             return f"cannot be read: {_reason(error)}"
         if (empty := NO_ROWS.search(str(error))) is not None:
+            if any(folder.rglob("metadata.*")):
+                return (
+                    f"has no rows in the split '{empty[1]}', since the metadata file names no "
+                    "image of it: write one for each split, or remove it"
+                )
             return f"has no rows in the split '{empty[1]}': remove its file, or add rows"
         arrays = next((path for path in folder.iterdir() if _array_advice(path)), folder)
+        if arrays is folder and (formats := describe_formats(folder, FILE_KINDS)):
+            return formats
         return (
             "contains no data set: expected parquet, csv or json files, images in a folder per "
             "class, images/ and masks/ with equal names, or files of save_to_disk "
@@ -237,10 +277,14 @@ def _read_files(folder: Path, what: str) -> DatasetDict:
     with reading():
         builder = datasets.load_dataset_builder(place, cache_dir=str(cache))
     check_builder(builder, home)
+    check_split_names(folder)
     splits = prepared(builder, reading)
     if any(Path(file).suffix.lower() in ARCHIVES for file in data_files(builder)):
         home = get_home(folder, what, cache / "downloads")  # where archives are unpacked
     check_pictures(splits, home)
+    report_unread(folder, data_files(builder))
+    if get_reader(builder) in FILE_KINDS.values():
+        report_joined(builder.config.data_files)
     return splits
 
 
@@ -260,10 +304,11 @@ def _read_saved(folder: Path, what: str) -> DatasetDict:
 
 def _check_regular(folder: Path) -> None:
     """Raises ConfigError if a folder has a pipe, a socket or a device, which block pyarrow."""
-    for path in folder.rglob("*"):
-        if not path.is_file() and not path.is_dir() and path.exists():
-            with library_errors(path, error=ConfigError):
-                require_file(path, "table")
+    with library_errors(folder, error=ConfigError):  # of folders without permission
+        for path in folder.rglob("*"):
+            if not path.is_file() and not path.is_dir() and path.exists():
+                with library_errors(path, error=ConfigError):
+                    require_file(path, "table")
 
 
 def _glob_free_path(folder: Path) -> str:
@@ -281,10 +326,16 @@ def _glob_free_path(folder: Path) -> str:
     return path
 
 
-def _check_is_text(path: Path) -> None:
-    """Raises ConfigError if a file has NUL bytes, as UTF-16 and binary files do."""
+def _check_is_text(path: Path, others: Mapping[bytes, str]) -> None:
+    """Raises ConfigError if a file has another format than its name says, or NUL bytes."""
     with library_errors(path, error=ConfigError), path.open("rb") as file:
         start = file.read(TEXT_SAMPLE)
+    for mark, kind in {**FILE_STARTS, **others}.items():
+        if start.startswith(mark):
+            raise ConfigError(
+                f"file '{path}' holds {kind}, and its name ends in {path.suffix}: expected "
+                f"{ACCEPTED}."
+            )
     if b"\0" in start and not start.startswith(UTF_16):
         line = start[: start.index(b"\0")].count(b"\n") + 1
         raise ConfigError(
@@ -296,7 +347,9 @@ def _check_is_text(path: Path) -> None:
 def _checked(splits: DatasetDict, what: str) -> DatasetDict:
     """Raises ConfigError if columns of a table were read as one, or a row repeats their names."""
     for split in splits.values():
+        _check_has_records(split, what)
         _check_header_once(split, what)
+        _report_repeated(split.column_names, what)
         first, *others = split.column_names or [""]
         # Decimal commas make pandas take what is before them for an index.
         name = first if all(other.startswith("__index_level_") for other in others) else ""
@@ -309,6 +362,24 @@ def _checked(splits: DatasetDict, what: str) -> DatasetDict:
                 f"{SEPARATORS[separator]}; save it as .csv with commas, or as .tsv with tabs."
             )
     return splits
+
+
+def _check_has_records(split: Dataset, what: str) -> None:
+    """Raises ConfigError for JSON whose only record holds all rows."""
+    lists = [name for name, feature in split.features.items() if hasattr(feature, "feature")]
+    if len(split) == 1 and lists and len(split[0][lists[0]]) > 1:
+        raise ConfigError(
+            f"{what} is one record with lists ({enumerate_names(lists, MOST_NAMES)}); expected a "
+            "list of records, as pandas writes with orient='records', or a record per line."
+        )
+
+
+def _report_repeated(names: Sequence[str], what: str) -> None:
+    """Reports column names that readers have numbered because they are given twice."""
+    repeated = [name for name in names if re.sub(r"\.\d+$", "", name) in {*names} - {name}]
+    if repeated:
+        listed = enumerate_names(list(map(repr, repeated)), MOST_NAMES)
+        assume(f"{what} seems to have a column name twice: the later columns are read as {listed}.")
 
 
 def _check_header_once(split: Dataset, what: str) -> None:
@@ -345,8 +416,8 @@ def _reason(error: BaseException) -> str:
         )
     if "codec can't decode" in text:
         return "its bytes are not UTF-8; save it as UTF-8 (in a spreadsheet, 'CSV UTF-8')."
-    if "corresponds to no data" in text or "No columns to parse" in text:
-        return "it has no rows; expected a line of column names and a line per row."
+    if EMPTY.search(text):
+        return "it has no rows; expected column names and a line per row, or a record per line."
     if "at least one example" in text:
         return "it has no rows; expected a text or a record per line."
     if (other := OTHER_TEXT.search(text)) is not None:
@@ -359,6 +430,16 @@ def _reason(error: BaseException) -> str:
             f"a column whose first rows are whole numbers has {float(other[1]):g} further down; "
             "write its first number with a decimal point, such as 1.0."
         )
+    if (unclosed := OPEN_QUOTE.search(text)) is not None:
+        line = int(unclosed[1]) + 1
+        return f'a quote (") on or after line {line} is opened and not closed; close or remove it.'
+    if "JSON parse error" in text or "decoding" in text:
+        return (
+            f"{get_reason(error.__cause__ or error)}; expected a list of records or a record per "
+            "line, with names in double quotes. The file may be cut off."
+        )
+    if "int too large" in text:
+        return "a column has whole numbers beyond 64 bits; write them with a decimal point."
     if "zstd not supported" in text:
         return "this needs zstandard: pip install zstandard."
     if "must have the same columns" in text:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from chop.base.notices import assume
 from chop.data.bars import without_bars
-from chop.data.load import label_column
+from chop.data.cells import TEXTS
+from chop.data.load import NUMBERS, label_column
 from chop.data.splits import check_splits
 from chop.errors import ConfigError, enumerate_names
 
@@ -55,8 +56,8 @@ def check_classes(splits: DatasetDict, name: str) -> None:
     check_splits(splits)
     column = label_column(splits["train"].column_names)
     feature = splits["train"].features.get(column)
-    if not isinstance(getattr(feature, "dtype", None), str) or feature.dtype.startswith("list"):
-        return
+    if not str(getattr(feature, "dtype", "")).startswith((*NUMBERS, *TEXTS)):
+        return  # lists of classes, or masks
     names = getattr(feature, "names", None)
     classes = {
         key: [names[i] if names and i >= 0 else i for i in split.unique(column)]

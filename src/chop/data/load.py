@@ -122,6 +122,11 @@ def load_dataset(
 
 
 def _read_path(path: Path) -> DatasetDict:
+    if (path / MANIFEST).is_file():
+        raise ConfigError(
+            f"data set '{path}' is the output folder of a chop command, expected a data set: name "
+            "the one that the command read."
+        )
     try:
         return read_folder(path) if path.is_dir() else read_file(path)
     except ConfigError as error:
@@ -191,18 +196,30 @@ def _with_label(splits: DatasetDict, label: str | None) -> DatasetDict:
     """Renames the label column to `labels`, replacing a column of that name."""
     from datasets import DatasetDict
 
-    if label is None or label == "labels":
-        return with_masks_as_labels(splits)
     columns = splits[next(iter(splits))].column_names
+    if label is None or (label == "labels" and label not in columns):
+        return with_masks_as_labels(splits)
     several = [name.strip() for name in label.split(",")]
     if label not in columns and len(several) > 1:
         return DatasetDict({key: joined_labels(split, several) for key, split in splits.items()})
     if label not in columns and (missing := _missing_header(columns)):
         raise ConfigError(f"label column '{label}': {missing}")
     check_known(label, columns, "label column")
-    others = [name for name in ("labels", "label") if name in columns and name != label]
-    named = {k: s.remove_columns(others).rename_column(label, "labels") for k, s in splits.items()}
-    return DatasetDict(named)
+    others = other_label_columns(columns, [label])
+    splits = DatasetDict({key: split.remove_columns(others) for key, split in splits.items()})
+    return splits if label == "labels" else splits.rename_column(label, "labels")
+
+
+def other_label_columns(columns: Sequence[str], chosen: Sequence[str]) -> list[str]:
+    """Returns the label columns that are not inputs beside the chosen ones, and reports them."""
+    others = [name for name in ("labels", "label") if name in columns and name not in chosen]
+    for name in others:
+        assume(
+            f"Column '{name}' is not an input, since labels are read from "
+            f"{enumerate_names(list(map(repr, chosen)), MOST_NAMES)} and its name means labels as "
+            "well; rename it to use it as an input."
+        )
+    return others
 
 
 def joined_labels(split: Dataset, names: Sequence[str]) -> Dataset:
@@ -228,8 +245,8 @@ def joined_labels(split: Dataset, names: Sequence[str]) -> Dataset:
     table = split.with_format(None)
     columns = (map(_plain_number, table[name]) for name in names)
     labels = list(map(list, zip(*columns, strict=True)))
-    others = {name for name in ("labels", "label") if name in split.column_names}
-    return split.remove_columns([*others.union(names)]).add_column("labels", labels)
+    others = other_label_columns(split.column_names, names)
+    return split.remove_columns([*names, *others]).add_column("labels", labels)
 
 
 def check_label_columns(names: Sequence[str], columns: Sequence[str]) -> None:
@@ -384,9 +401,16 @@ def _train_and_test(
     if "train" not in labeled:
         if "train" in splits and _has_no_labels(splits):
             raise ConfigError(_without_label(splits, name))
+        if "train" in splits:
+            column = label or label_column(splits["train"].column_names)
+            raise ConfigError(
+                f"data set '{name}' has no labeled split 'train': all labels in its column "
+                f"'{column}' are missing or -1. Number classes from 0, or {LABEL_ADVICE}. "
+                f"{UNLABELED_ADVICE}"
+            )
         raise ConfigError(
-            f"data set '{name}' has no labeled split 'train': found {sorted(splits)}. "
-            + ("Number labels from 0." if "train" in splits else "Add one, such as train.csv.")
+            f"data set '{name}' has no labeled split 'train': found {sorted(splits)}. Add one, "
+            "such as train.csv."
         )
     for key in SPLITS:
         if key in splits and key not in labeled:

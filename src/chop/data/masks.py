@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from chop.base.notices import assume
+from chop.base.notices import assume, current_assumptions
 from chop.data.confined import Home, check_pictures
 from chop.data.pictures import decoded
 from chop.data.splits import check_splits
@@ -32,6 +32,8 @@ SPLITS = {
     "test": ("test", "testing"),
 }
 """Folder names of splits."""
+OTHER_SIZE = "masks of another size"
+"""Key of the assumption that masks are scaled to their images."""
 MASK_COLUMNS = ("mask", "masks", "annotation", "segmentation_mask")
 """Columns used as masks if there is no label column."""
 SUFFIXES = (".png", ".bmp", ".gif", ".jpg", ".jpeg", ".tif", ".tiff", ".webp")
@@ -70,12 +72,14 @@ def read_masks(folder: Path, home: Home) -> DatasetDict | None:
         home: folder that must contain the files.
     Returns: None if there are no two such folders.
     Raises:
-        ConfigError: if image and mask names differ, or a file is outside the folder.
+        ConfigError: if image and mask names differ, the folder of masks has another name, or a file
+            is outside the folder.
     """
     from datasets import DatasetDict
 
     pairs = _pairs_of_folders(folder)
     if not pairs:
+        _check_is_named(_folders(folder))
         return None
     _report_unread(folder, pairs)
     splits = DatasetDict({split: _read_pair(*pair) for split, pair in pairs.items()})
@@ -104,6 +108,19 @@ def _pairs_of_folders(folder: Path) -> dict[str, tuple[Path, Path]]:
     if not folders and IMAGES in top and MASKS in top:
         folders["train"] = (top[IMAGES], top[MASKS])
     return folders
+
+
+def _check_is_named(folders: Mapping[str, Path]) -> None:
+    """Raises ConfigError if the masks of `images` seem to be in a folder of another name."""
+    if IMAGES not in folders or len(folders) != 2:
+        return
+    (other,) = folders.keys() - {IMAGES}
+    names, others = ({path.stem for path in folders[name].iterdir()} for name in (IMAGES, other))
+    if names and names == others:
+        raise ConfigError(
+            f"'{folders[other]}' has the file names of '{folders[IMAGES]}', as masks have; rename "
+            f"it to '{MASKS}'. Folders of classes need other names than '{IMAGES}'."
+        )
 
 
 def _folders(folder: Path | None) -> dict[str, Path]:
@@ -181,11 +198,22 @@ def read_mask(value: Any, feature: Image, pixels: tuple[int, int], size: tuple[i
             f"{name} has colors ({mask.mode}); expected a class number per pixel, in a grayscale "
             "or palette image."
         )
+    if mask.format == "JPEG":
+        assume(
+            "Masks in JPEG files may have wrong classes, since compression changes their pixels."
+        )
     width, height = mask.size
     if width * pixels[1] != height * pixels[0]:
         raise ConfigError(
             f"{name} has {width} x {height} pixels and its image {pixels[0]} x {pixels[1]}; "
             "expected the same shape."
+        )
+    if mask.size != pixels and all(each.about != OTHER_SIZE for each in current_assumptions()):
+        assume(
+            f"Masks are scaled to their images where sizes differ: {name} has {width} x {height} "
+            f"pixels and its image {pixels[0]} x {pixels[1]}. Masks of a part of the image are "
+            "wrong then.",
+            about=OTHER_SIZE,
         )
     if mask.size != size[::-1]:
         mask = mask.resize(size[::-1], Resampling.NEAREST)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from chop.base.notices import assume
 from chop.data.catalogue import DatasetInfo
 from chop.data.load import label_column
 from chop.data.masks import has_masks, read_mask, without_void
@@ -21,6 +22,12 @@ from chop.errors import ConfigError
 if TYPE_CHECKING:
     from datasets import DatasetDict, Image
     from PIL.Image import Image as Picture
+
+
+WIDE = ("I;16", "I;16B", "I;16L", "I;16N", "I", "F")
+"""Pillow modes with one channel of more than 8 bits."""
+LARGEST = 2**16 - 1
+"""Largest pixel of a 16-bit image."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +75,36 @@ class _PixelTransform:
         from PIL.Image import Resampling
 
         channels, height, width = self.size
-        picture = picture.convert("L" if channels == 1 else "RGB")
+        picture = _as_channels(picture, channels)
         if picture.size != (width, height):
             picture = picture.resize((width, height), Resampling.BILINEAR)
         pixels = torch.from_numpy(np.array(picture, dtype=np.float32) / 255)
-        pixels_CHW = pixels.view(height, width, channels).permute(2, 0, 1)
+        pixels_CHW = pixels.view(height, width, -1).permute(2, 0, 1).expand(channels, -1, -1)
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
         return ((pixels_CHW - mean) / std).contiguous()
+
+
+def _as_channels(picture: Picture, channels: int) -> Picture:
+    """Converts an image to gray or RGB of 0 to 255; 16-bit pixels keep their precision.
+
+    Raises:
+        ConfigError: if its pixels have more than 16 bits.
+    """
+    from PIL import Image
+
+    if getattr(picture, "n_frames", 1) > 1:
+        assume("Only the first frame of images with several frames is read.")
+    if picture.mode not in WIDE:
+        return picture.convert("L" if channels == 1 else "RGB")
+    # Pillow's own conversion would clip them to 255.
+    values = np.asarray(picture, dtype=np.float32)
+    if picture.mode == "F" or values.max() > LARGEST or values.min() < 0:
+        raise ConfigError(
+            f"an image has pixels of 32 bits (mode {picture.mode}), expected 8 or 16 bits per "
+            "channel; convert the images."
+        )
+    assume(f"Pixels of 16-bit images are divided by {LARGEST}, so that they are from 0 to 1.")
+    return Image.fromarray(values * np.float32(255 / LARGEST))
 
 
 def with_pixels(

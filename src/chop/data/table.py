@@ -13,12 +13,14 @@ from chop.data.bars import without_bars
 from chop.data.cells import TEXTS, check_cells, describe_texts
 from chop.data.load import NUMBERS, label_column
 from chop.data.splits import check_splits
-from chop.errors import ConfigError
+from chop.errors import MOST_NAMES, ConfigError, check_known, enumerate_names
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
 
 log = logging.getLogger(__name__)
+VECTOR = "x"
+"""Name of the column of input vectors."""
 
 
 @without_bars()
@@ -39,13 +41,8 @@ def with_vectors(
     from datasets import DatasetDict
 
     features = splits["train"].features
-    label = label_column(list(features))
-    labels = [*outputs] or [name for name in (label,) if name is not None]
-    numbers = [
-        name
-        for name, feature in features.items()
-        if name not in labels and str(getattr(feature, "dtype", "")).startswith(NUMBERS)
-    ]
+    labels = _label_columns(splits, outputs)
+    numbers = number_columns(splits, outputs)
     if any(name not in labels and name in parameters for name in features):
         return splits
     others = [
@@ -76,6 +73,54 @@ def with_vectors(
     return DatasetDict({key: _vectors(split, values[key], labels) for key, split in splits.items()})
 
 
+def number_columns(splits: DatasetDict, outputs: Collection[str] = ()) -> list[str]:
+    """Returns the columns of numbers that are inputs, in the order of the table.
+
+    Args:
+        splits: result of `load_dataset`.
+        outputs: see `with_vectors`.
+    """
+    check_splits(splits)
+    labels = _label_columns(splits, outputs)
+    return [
+        name
+        for name, feature in splits["train"].features.items()
+        if name not in labels and str(getattr(feature, "dtype", "")).startswith(NUMBERS)
+    ]
+
+
+def with_input_columns(
+    splits: DatasetDict, names: Sequence[str], source: str, outputs: Collection[str] = ()
+) -> DatasetDict:
+    """Selects the input columns by name, in this order; labels stay.
+
+    Args:
+        splits: result of `load_dataset`.
+        names: input columns.
+        source: name of the data set, for messages.
+        outputs: see `with_vectors`.
+    Raises:
+        ConfigError: if a column does not exist, is given twice, or holds labels.
+    """
+    labels, columns = _label_columns(splits, outputs), splits["train"].column_names
+    for name in names:
+        known = [column for column in columns if column not in labels]
+        check_known(name, known, f"input_columns: data set '{source}' has no input column")
+        if list(names).count(name) > 1:
+            raise ConfigError(f"input_columns: '{name}' is given twice; give it once.")
+    others = [name for name in columns if name not in (*names, *labels)]
+    if others:
+        listed = enumerate_names(list(map(repr, others)), MOST_NAMES)
+        assume(f"Not used as inputs, since input_columns has no such name: {listed}.")
+    present = [name for name in labels if name in columns]
+    return splits.select_columns([*names, *present])
+
+
+def _label_columns(splits: DatasetDict, outputs: Collection[str]) -> list[str]:
+    label = label_column(splits["train"].column_names)
+    return [*outputs] or [name for name in (label,) if name is not None]
+
+
 def _numbers(split: Dataset, names: Sequence[str]) -> np.ndarray:
     """Returns rows of numbers, float32 (rows, columns); a blank cell is NaN."""
     table = split.with_format("numpy")
@@ -86,7 +131,7 @@ def _numbers(split: Dataset, names: Sequence[str]) -> np.ndarray:
 def _vectors(split: Dataset, values: np.ndarray, labels: Sequence[str]) -> Dataset:
     from datasets import Dataset
 
-    columns = {"x": values}
+    columns = {VECTOR: values}
     for label in labels:
         columns[label] = split.with_format("numpy")[label][:]
     return Dataset.from_dict(columns)

@@ -6,12 +6,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from chop.base.notices import assume
 from chop.config import with_checked_arguments
 from chop.data.bars import without_bars
 from chop.data.load import UNLABELED_DATASETS, builtin_dataset, label_column, load_dataset
 from chop.data.tokenizer import MODEL_LIMIT, encode, get_tokenizer
 from chop.data.windows import NO_LABEL, is_running_text, windowed
-from chop.errors import ConfigError
+from chop.errors import MOST_NAMES, ConfigError, enumerate_names
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
@@ -83,10 +84,16 @@ def get_tokenized_dataset(
     else:
         tokenize = partial(_tokenize_texts, tokenizer=tokenizer, columns=columns, **settings)
         unused = [name for name in splits["train"].column_names if name != label]
+    others = [name for name in unused if name not in (*columns, label)]
+    if others:
+        listed, read = (enumerate_names([*map(repr, x)], MOST_NAMES) for x in (others, columns))
+        assume(f"Columns that are not read: {listed}. Texts are in {read} (--text-column).")
     tokenized = splits.map(tokenize, batched=True, remove_columns=unused)
     if not labeled:
         tokenized = tokenized.filter(_has_two_tokens)
-    elif "labels" not in tokenized["train"].column_names:
+    else:
+        _check_has_tokens(tokenized, columns[0])
+    if labeled and "labels" not in tokenized["train"].column_names:
         tokenized = tokenized.rename_column(label, "labels")
     return (tokenized, tokenizer) if return_tokenizer else tokenized
 
@@ -162,6 +169,19 @@ def _text_columns(split: Dataset, wanted: str | None) -> list[str]:
         )
     second = SECOND_COLUMNS.get(first)
     return [first, second] if second is not None and second in names else [first]
+
+
+def _check_has_tokens(splits: DatasetDict, column: str) -> None:
+    """Raises ConfigError if a text has no tokens, as a blank one."""
+    import pyarrow.compute as pc
+
+    for key, split in splits.items():
+        lengths = pc.list_value_length(split.with_format("arrow")["input_ids"][:])
+        if row := 1 + pc.index(lengths, 0).as_py():
+            raise ConfigError(
+                f"row {row} of the split '{key}' has no token in the column '{column}': its text "
+                "is blank or unknown to the tokenizer; fill it in or remove this row."
+            )
 
 
 def _check_texts(splits: DatasetDict, columns: list[str]) -> None:

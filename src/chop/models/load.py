@@ -51,6 +51,8 @@ log = logging.getLogger(__name__)
 
 FOREIGN_SUFFIXES = (".h5", ".hdf5", ".keras", ".tflite", ".pb")
 """Suffixes of models of other libraries, which neither chop nor torch reads."""
+WEIGHT_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
+"""Suffixes of files that may be state dicts."""
 AUTO_CLASSES = {
     "text-classification": "AutoModelForSequenceClassification",
     "image-classification": "AutoModelForImageClassification",
@@ -266,6 +268,8 @@ def read_config(name: str, num_labels: int | None = None) -> PreTrainedConfig:
             raise ConfigError(f"model '{name}': expected a PyTorch model, such as file.py:Net.")
         if name.endswith(".py"):
             as_own = f"{name}:Net"
+        elif Path(name).suffix.lower() not in WEIGHT_SUFFIXES:
+            as_own = "file.py:Net"
         else:  # other commands may have no option for weights
             as_own = f"file.py:Net (`chop compress` reads its weights with --weights {name})"
         raise ConfigError(
@@ -279,7 +283,9 @@ def read_config(name: str, num_labels: int | None = None) -> PreTrainedConfig:
         )
     if is_folder:
         check_config(Path(name))
-    labels = {} if num_labels is None else {"num_labels": num_labels}
+    labels: dict[str, Any] = {} if num_labels is None else {"num_labels": num_labels}
+    if num_labels == 1:  # transformers refuses a classifier with one output
+        labels["problem_type"] = "regression"
     local = is_folder or not hub_is_reachable()
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(
@@ -314,7 +320,10 @@ def _missing_error(name: str, what: str, hint: str = "") -> UnavailableError:
     file, _, named = name.rpartition(":")
     if Path(f"{file}.py").is_file():
         hint = f"did you mean '{file}.py:{named}'?"
-    suggestion = hint or f"pass a local folder, or a built-in: {did_you_mean(name, BUILTIN_MODELS)}"
+    timm = "" if Path(name).is_dir() or "/" in name else f"a timm model as 'timm:{name}', "
+    suggestion = hint or (
+        f"pass a local folder, {timm}or a built-in: {did_you_mean(name, BUILTIN_MODELS)}"
+    )
     return UnavailableError(f"'{name}': {what} not found {where}{reach}; {suggestion}")
 
 

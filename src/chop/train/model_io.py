@@ -52,10 +52,14 @@ def input_columns(model: nn.Module, columns: Iterable[str]) -> dict[str, str]:
     if not taken.keys() - {LABELS} and len(inputs) == 1 and LABELS not in parameters:
         return {next(iter(parameters)): inputs[0]}
     if not taken.keys() - {LABELS}:
+        advice = (
+            "If these are the numbers of one input, pass a pandas frame, or (X, y) of arrays."
+            if "pixel_values" not in columns
+            else "The model does not read images."
+        )
         raise ConfigError(
             f"{type(model).__name__}.forward takes {list(parameters)}, "
-            f"but the data set has {columns}: expected at least one input in common. If these are "
-            "the numbers of one input, pass a pandas frame, or (X, y) of arrays."
+            f"but the data set has {columns}: expected at least one input in common. {advice}"
         )
     if isinstance(model, CapturedModule):
         _warn_about_lost_columns(model, [name for name in columns if name not in taken])

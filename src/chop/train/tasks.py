@@ -115,6 +115,14 @@ def _check_zero_or_one(task: str, labels: Tensor) -> None:
         )
 
 
+def _are_classes(logits: Tensor, labels: Tensor) -> bool:
+    """Returns true if labels (B,) number the classes of logits (B, C)."""
+    if logits.dim() != 2 or labels.dim() != 1 or not len(labels):
+        return False
+    is_whole = bool((labels == labels.round()).all())
+    return is_whole and 0 <= int(labels.min()) <= int(labels.max()) < logits.shape[1]
+
+
 def _are_zero_or_one(labels: Tensor) -> bool:
     return bool(((labels == 0) | (labels == 1) | (labels == IGNORED)).all())
 
@@ -210,7 +218,7 @@ _ROWS = (
         "accuracy",
         _one_class_each,
         _ROW_METRICS,
-        fits=lambda x, y: x.shape == y.shape and are_one_hot(y),
+        fits=lambda x, y: (x.shape == y.shape and are_one_hot(y)) or _are_classes(x, y),
         heads=_numbered_classes,
         takes_names=True,
         summary="one class per row",

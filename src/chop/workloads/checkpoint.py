@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +31,9 @@ from chop.data import (
     with_vectors,
 )
 from chop.data.builtin_names import PREFIX
-from chop.data.cells import TEXTS
+from chop.data.cells import TEXTS, is_quoted_number
 from chop.data.labels import with_binary_labels
+from chop.data.table import VECTOR, number_columns, with_input_columns
 from chop.errors import MOST_NAMES, ConfigError, check_known, did_you_mean, enumerate_names
 from chop.export.qonnx.reader import is_qonnx
 from chop.models import BUILTIN_MODELS, builtin_model, check_own, is_own, load_model, read_config
@@ -41,7 +42,8 @@ from chop.runs import MANIFEST
 from chop.train import CAUSAL_LM, TASKS, Task, find_task, read_label_column
 from chop.train.given.reading import is_numeric
 from chop.train.outputs import MULTIOUTPUT
-from chop.train.segmentation import SEGMENTATION_TASK
+from chop.train.segmentation import SEGMENTATION, SEGMENTATION_TASK
+from chop.train.task import JUDGED
 from chop.train.tasks import JUDGED_TASK, MULTILABEL, check_is_clear
 from chop.workloads.pictures import SETTINGS, get_preprocessing, reduces_labels
 
@@ -53,8 +55,8 @@ if TYPE_CHECKING:
 
 def load_checkpoint(
     config: WorkloadConfig, load: Callable[..., nn.Module] = load_model
-) -> tuple[nn.Module, DatasetDict, Task]:
-    """Loads the model, its tokenized data, and its task.
+) -> tuple[nn.Module, DatasetDict, Task, Sequence[str]]:
+    """Loads the model, its tokenized data, its task, and the columns that are its input vector.
 
     Args:
         config: the settings.
@@ -95,10 +97,12 @@ def load_checkpoint(
     if task.takes_names:
         known = getattr(getattr(model, "config", None), "label2id", None)
         data = with_numbered_labels(data, known)
-    data = _as_numbers(config, model, data, task)
+    table, data = data, _as_numbers(config, model, data, task)
+    is_joined = VECTOR in {*data["train"].column_names} - {*table["train"].column_names}
+    columns = number_columns(table, [*task.parts]) if is_joined else []
     if config.own_functions.evaluate is None:
-        return model, data, task.with_metric(config.metric)
-    return model, data, task if config.task else JUDGED_TASK
+        return model, data, task.with_metric(config.metric), columns
+    return model, data, task if config.task else JUDGED_TASK, columns
 
 
 def tokenizer_name(config: WorkloadConfig) -> str:
@@ -143,6 +147,10 @@ def _load_data(config: WorkloadConfig) -> DatasetDict:
     names = data["train"].column_names
     for name in () if requested is None else requested.parts:
         check_known(name, names, f"data set '{config.dataset}': no label column")
+    if config.input_columns is not None:
+        parts = () if requested is None else requested.parts
+        data = with_input_columns(data, config.input_columns, str(config.dataset), [*parts])
+        names = data["train"].column_names
     if names == [label_column(names)]:
         raise ConfigError(
             f"data set '{config.dataset}': no column is left for inputs in addition to the labels "
@@ -164,7 +172,13 @@ def _get_label_numbers(name: str) -> Mapping[str, int] | None:
 
 def _get_task(config: WorkloadConfig, data: DatasetDict) -> Task:
     if config.task is not None:
-        return find_task(config.task)
+        task = find_task(config.task)
+        if has_masks(data) and task.name not in (SEGMENTATION, JUDGED):
+            raise ConfigError(
+                f"task: '{config.task}' has no masks as labels, and '{config.dataset}' has; use "
+                "--task segmentation."
+            )
+        return task
     column = label_column(data["train"].column_names)
     if column is None:
         return TASKS[CAUSAL_LM] if config.own_functions.evaluate is None else JUDGED_TASK
@@ -242,7 +256,7 @@ def _as_numbers(
 
 def _check_reads_texts(config: WorkloadConfig, rows: str) -> None:
     """Raises ConfigError for settings of texts if the rows are something else."""
-    for name in ("max_length", "stride"):
+    for name in ("max_length", "stride", "text_column", "tokenizer"):
         if getattr(config, name) is not None:
             raise ConfigError(f"{name}: applies to texts, and '{config.dataset}' has {rows}.")
 
@@ -293,6 +307,11 @@ def _check_has_numbers(config: WorkloadConfig, data: DatasetDict) -> None:
             raise ConfigError(
                 f"data set '{config.dataset}': expected columns of numbers or texts, got nested "
                 f"ones ({listed})."
+            )
+        if quoted := next(filter(is_quoted_number, (train[0][name] for name in inputs)), None):
+            raise ConfigError(
+                f"data set '{config.dataset}' has numbers written as texts, such as {quoted!r:.40} "
+                f"({listed}): save them as numbers, without quotes."
             )
         raise ConfigError(
             f"data set '{config.dataset}' has only texts ({listed}): pass the tokenizer of "

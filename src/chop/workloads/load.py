@@ -40,7 +40,12 @@ from chop.workloads.checkpoint import check_positions, load_checkpoint
 from chop.workloads.fingerprints import fingerprint_of_rows, fingerprint_of_weights
 from chop.workloads.judging import build_judge, build_task
 from chop.workloads.pictures import SETTINGS
-from chop.workloads.probe import assume_scaled_logits, check_forward, check_weights
+from chop.workloads.probe import (
+    assume_scaled_logits,
+    check_classes,
+    check_forward,
+    check_weights,
+)
 from chop.workloads.quantized_file import check_takes_formats, random_workload
 from chop.workloads.repeated_rows import report_repeated_rows
 from chop.workloads.settings import JudgedConfig, WorkloadConfig
@@ -54,7 +59,7 @@ BUILTIN_LR, BUILTIN_EPOCHS = 3e-3, 15
 FINE_TUNED = "fine-tuned-{}.safetensors"
 """File of a model that was fine-tuned before a job, named by a digest of its inputs."""
 CHECKPOINT_SETTINGS = (
-    *("stride", "tokenizer", "text_column", "label_column", "weights", "task"),
+    *("stride", "tokenizer", "text_column", "label_column", "input_columns", "weights", "task"),
     *("label_mean", "label_std"),
     *SETTINGS,
 )
@@ -81,15 +86,25 @@ def workload_for(config: WorkloadConfig, workload: Workload | None) -> Workload:
             )
         if loaded.judge is None:
             loaded = replace(workload, task=workload.task.with_metric(config.metric))
+        splits = loaded.train, loaded.test, loaded.validation
+        check_classes(loaded.task, loaded.model, [rows for rows in splits if rows is not None])
     check_weights(loaded.model)
     teacher = getattr(config, "distill_teacher", None)
     return loaded if teacher is None else loaded.with_teacher(teacher)
 
 
 def merge_settings(config: WorkloadConfig, workload: Workload) -> dict[str, Any]:
-    """Returns the settings of a job for its manifest, with the model of the workload."""
+    """Returns the settings of a job for its manifest, with the model of the workload.
+
+    They include the input columns of a table, so that later jobs match other tables by name.
+    """
     is_same = workload.name == plain_name(config.model)
-    return {**vars(config), "model": config.model if is_same else workload.name}
+    columns = config.input_columns or workload.input_columns or None
+    return {
+        **vars(config),
+        "model": config.model if is_same else workload.name,
+        "input_columns": columns,
+    }
 
 
 def load_workload(config: WorkloadConfig) -> Workload:
@@ -145,15 +160,16 @@ def _load(config: WorkloadConfig, place: torch.device, name: str | None) -> Work
         model = load_trained(name, progress=True, held_out=VALIDATION_SHARE, seed=config.seed)
         check_positions(config.max_length, model)
         dataset, epochs, lr, has_seen = own, BUILTIN_EPOCHS, BUILTIN_LR, False
+        columns = []
     else:
-        model, data, task = load_checkpoint(config)
+        model, data, task, columns = load_checkpoint(config)
         check_has_values(model, config.model)
         scale = config.label_mean, config.label_std
         # The validation rows of built-in data stay those that numbers were recorded with.
         is_own_data = builtin_dataset(config.dataset) is None
         split = get_rows(data, task, stratify=is_own_data)
         rows = cast_inputs(model, with_standard_labels(split, task, *scale))
-        check_forward(model.to(place), rows["train"], config.model, str(config.dataset))
+        check_forward(model.to(place), rows["train"], config.model, str(config.dataset), columns)
         if config.train_epochs:
             _fine_tune(model, rows["train"], config, place, task)
         dataset, epochs, lr = str(config.dataset), CHECKPOINT_EPOCHS, CHECKPOINT_LR
@@ -162,6 +178,9 @@ def _load(config: WorkloadConfig, place: torch.device, name: str | None) -> Work
             assume(f"Data: {own_data}{MARK}.")
     judge = build_judge(functions.evaluate, config.metric, functions.lower_is_better)
     assume_scaled_logits(task, model, rows["train"])
+    built = build_task(task, rows["train"], None, judge, functions.loss)
+    task = bound_task(built, model, rows["train"])
+    check_classes(task, model.to(place).eval(), [*rows.values()])
     return Workload(
         model.to(place).eval(),
         name or config.model,
@@ -173,10 +192,9 @@ def _load(config: WorkloadConfig, place: torch.device, name: str | None) -> Work
         tuning_lr=lr,
         validation=rows["validation"],
         has_seen_validation=has_seen,
-        task=bound_task(
-            build_task(task, rows["train"], None, judge, functions.loss), model, rows["train"]
-        ),
+        task=task,
         judge=judge,
+        input_columns=tuple(columns),
     )
 
 

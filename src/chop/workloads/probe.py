@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,13 @@ from torch.nn.parameter import is_lazy
 from chop.base.notices import assume, current_assumptions, get_logger, in_words
 from chop.captured.leaves import tensors_in
 from chop.captured.wrappers import check_has_forward, check_has_values
-from chop.errors import ChopError, ConfigError, enumerate_names, first_line
+from chop.data.table import VECTOR
+from chop.errors import MOST_NAMES, ChopError, ConfigError, enumerate_names, first_line
 from chop.models import reason_of_user_code
 from chop.train import Rows, Task
 from chop.train.calibration import example_inputs
 from chop.train.feed import eval_mode
-from chop.train.model_io import read_output
+from chop.train.model_io import read_answers, read_output
 from chop.train.segmentation import SEGMENTATION
 
 MAX_NAMED = 5
@@ -55,9 +56,17 @@ def check_weights(model: nn.Module) -> None:
         )
 
 
-def check_forward(model: nn.Module, rows: Rows, name: str, dataset: str) -> None:
+def check_forward(
+    model: nn.Module, rows: Rows, name: str, dataset: str, columns: Sequence[str] = ()
+) -> None:
     """Calls a model on three rows without gradients; restores modes and the random state.
 
+    Args:
+        model: the model.
+        rows: rows of the data set.
+        name: name of the model.
+        dataset: name of the data set.
+        columns: columns of a table that are the input vector.
     Raises:
         ConfigError: if its forward fails. The message has the line and describes the rows. Also if
             a column that is not passed resembles an input without a column.
@@ -85,11 +94,15 @@ def check_forward(model: nn.Module, rows: Rows, name: str, dataset: str) -> None
         file = re.match(r".+\.py(?=:)", name)
         plain = f"{type(error).__name__}: {first_line(error).removesuffix('.')}."
         reason = reason_of_user_code(error, Path(file[0])) if file else plain
-        pictures = "; --image-size and --channels change images"
+        others = "; --image-size and --channels change images"
+        others = others if "pixel_values" in rows.columns else ""
+        if columns:
+            listed = enumerate_names([*columns], MOST_NAMES)
+            others = f": {VECTOR} has the columns {listed}; --input-columns selects them"
         raise ConfigError(
             f"'{name}' cannot take rows of '{dataset}', {_listed(inputs)}: {reason} "
-            f"The model is called with only these columns, in these shapes and types"
-            f"{pictures if 'pixel_values' in rows.columns else ''}.{skipped}"
+            f"The model is called with only these columns, in these shapes and types{others}."
+            f"{skipped}"
             f"{in_words(current_assumptions())}"
         ) from error
     _check_has_output(output, name)
@@ -168,6 +181,26 @@ def assume_scaled_logits(task: Task, model: nn.Module, rows: Rows) -> None:
             f"The model gives logits of {size[0]} x {size[1]} pixels, masks have {wanted[0]} x "
             f"{wanted[1]}: logits are scaled to the masks, bilinearly, before they are compared."
         )
+
+
+def check_classes(task: Task, model: nn.Module, splits: Sequence[Rows]) -> None:
+    """Checks the labels of all splits against the classes of the model's outputs.
+
+    Args:
+        task: task of the rows.
+        model: model on its device, in evaluation mode.
+        splits: labeled rows of each split, training rows first.
+    Raises:
+        ConfigError: if a label is not one of the classes.
+    """
+    if not task.is_categorical:
+        return
+    inputs = example_inputs(model, splits[0], 1)
+    with torch.no_grad(), torch.random.fork_rng(), eval_mode(model):
+        answers = read_answers(model(**inputs), task, 1)
+    for rows in splits:
+        task.check_labels(rows.labels)
+        task.check(answers, rows.labels)
 
 
 def _listed(inputs: Mapping[str, Tensor]) -> str:

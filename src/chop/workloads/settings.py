@@ -76,6 +76,8 @@ class WorkloadConfig:
         text_column: column with the texts. Default: `text`, `sentence` and the like.
         label_column: column with the labels, or several columns of numbers with commas between
             them. Default: `labels` or `label`.
+        input_columns: columns of a table that the model reads, in the order of its input. Default:
+            all columns of numbers but the labels, in the order of the table.
         pixel_mean: mean to subtract from pixels of 0 to 1. One number, or one per channel.
             Default: from the model's processor config, its `default_cfg` or the data set, else
             0.5.
@@ -115,6 +117,7 @@ class WorkloadConfig:
     label_std: Annotated[float | None, Range(above=0)] = field(default=None, metadata=MORE)
     text_column: str | None = field(default=None, metadata=MORE)
     label_column: str | None = field(default=None, metadata=MORE)
+    input_columns: tuple[str, ...] | None = field(default=None, metadata=MORE)
     pixel_mean: tuple[float, ...] | None = field(default=None, metadata=MORE)
     pixel_std: Annotated[tuple[float, ...] | None, Range(above=0)] = field(
         default=None, metadata=MORE

@@ -100,6 +100,7 @@ class Workload:
         teacher: model whose outputs the trained model learns (distillation); None uses `model`.
         teacher_name: name of `teacher` for reports; "" for a module.
         assumptions: assumptions of the job, for its report.
+        input_columns: columns of a table that are the model's input vector, in its order.
     """
 
     model: nn.Module
@@ -117,6 +118,7 @@ class Workload:
     teacher: nn.Module | None = None
     teacher_name: str = ""
     assumptions: Sequence[Assumption] = ()
+    input_columns: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Raises ConfigError if the metric's name is not valid for columns and files."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TypeVar
@@ -16,7 +17,7 @@ from chop.base.plugins import naming_packages
 from chop.base.trust import CODE_FILE, check_code, get_identity, is_trusted, names_code
 from chop.errors import CheckpointError, ConfigError
 from chop.models import builtin_model
-from chop.workloads.settings import JudgedWorkloadConfig, WorkloadConfig
+from chop.workloads.settings import IN_FILES, JudgedWorkloadConfig, WorkloadConfig
 
 WEIGHTS, GRAPH, MODEL_FOLDER = "model.pt", "model.mz", "model"
 AGAIN = "Run chop compress again, or copy the whole folder again."
@@ -146,6 +147,34 @@ def _get_settings(
         return kind(**{**chosen, **given})
 
 
+def with_reachable_paths(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Returns the settings of a run with its relative paths as seen from the current folder.
+
+    They belong to the folder in which the run was started, which its setting `out` locates.
+
+    Args:
+        settings: settings as the run recorded them.
+        folder: output folder of the run.
+    """
+    out, place = Path(str(settings.get("out") or "")), folder.expanduser().resolve()
+    home = Path(*place.parts[: -len(out.parts) or None])
+    if out.is_absolute() or home == Path.cwd() or home / out != place:
+        return dict(settings)
+    return {
+        name: _seen_from_here(value, home) if name in IN_FILES and value else value
+        for name, value in settings.items()
+    }
+
+
+def _seen_from_here(name: str, home: Path) -> str:
+    """Returns a name with the path of its file from the current folder, if it is one in `home`."""
+    code = CODE_FILE.fullmatch(name)
+    file = name if code is None else code["file"]
+    if Path(file).is_absolute() or not (home / file).exists():
+        return name
+    return os.path.relpath(home / file) + name[len(file) :]
+
+
 def check_files(settings: Mapping[str, Any], file: Path) -> None:
     """Checks that the code file and the weights that a run names exist.
 
@@ -181,7 +210,8 @@ def compressed_run(folder: Path) -> CompressedRun:
                 check_model_file(folder, manifest)
                 has_model = any(each.path == WEIGHTS for each in manifest.artifacts)
                 file, names = folder / runs.MANIFEST, manifest.plugin_names
-                return CompressedRun(folder, manifest.settings, has_model, file, names)
+                settings = with_reachable_paths(manifest.settings, folder)
+                return CompressedRun(folder, settings, has_model, file, names)
         except DamagedRunError:
             raise
         except CheckpointError as error:
@@ -214,7 +244,7 @@ def compressed_run(folder: Path) -> CompressedRun:
             "from result.json, and digests of files are not checked.",
             log,
         )
-    return CompressedRun(folder, settings, has_model, path)
+    return CompressedRun(folder, with_reachable_paths(settings, folder), has_model, path)
 
 
 def _other_kind(folder: Path, kind: str) -> str:

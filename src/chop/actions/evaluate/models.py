@@ -37,6 +37,8 @@ from chop.workloads.settings import JudgedWorkloadConfig, WorkloadConfig
 from chop.workloads.workload import Workload
 
 STORIES = "stories"
+COLUMNS = ("text_column", "label_column", "input_columns")
+"""Settings that name the columns of a table."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ def _settings(
     config: EvaluateConfig, run: CompressedRun | None, checkpoint: Path | None
 ) -> WorkloadConfig:
     """Returns the settings of model and data for reading rows."""
-    names = ("dataset", "max_length", "stride", "tokenizer", "device")
+    names = ("dataset", "max_length", "stride", "tokenizer", "device", *COLUMNS)
     given = {name: value for name in names if (value := getattr(config, name)) is not None}
     if config.evaluate is not None:
         given["evaluate"] = config.evaluate

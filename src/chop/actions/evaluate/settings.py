@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from chop.base.installed import require
-from chop.config import Range, check_fields
+from chop.config import MORE, Range, check_fields, check_text
 from chop.errors import ConfigError
 
 TASK = {"applies_to": "tasks"}
@@ -48,6 +48,10 @@ class EvaluateConfig:
             rows.
         stride: tokens by which windows move over running text. Default: half of `max_length`.
         tokenizer: local folder or hub name of the tokenizer. Default: the model's own.
+        text_column: column with the texts of a table. Default: as for chop compress.
+        label_column: column with the labels of a table. Default: as for chop compress.
+        input_columns: columns of numbers of a table that the model reads, in its order. Default:
+            those of the run, else as for chop compress.
         card: add the results to the folder's model card. It has to be one that chop wrote.
         out: folder for the results.
         device: torch device: cpu, cuda, cuda:1 and so on. Default: a GPU if there is one, else the
@@ -77,6 +81,9 @@ class EvaluateConfig:
     max_length: Annotated[int | None, Range(2)] = None
     stride: Annotated[int | None, Range(1)] = None
     tokenizer: str | None = None
+    text_column: str | None = field(default=None, metadata=MORE)
+    label_column: str | None = field(default=None, metadata=MORE)
+    input_columns: tuple[str, ...] | None = field(default=None, metadata=MORE)
     card: bool = False
     out: Path = Path("runs/evaluate")
     device: str | None = None
@@ -84,6 +91,8 @@ class EvaluateConfig:
     lower_is_better: bool = False
 
     def __post_init__(self) -> None:
+        for each in fields(self):
+            check_text(getattr(self, each.name), each.name)
         check_fields(self, type(self).__name__)
         if self.lower_is_better and self.evaluate is None:
             raise ConfigError("lower_is_better: applies to evaluate only; pass evaluate as well.")

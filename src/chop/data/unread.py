@@ -1,0 +1,113 @@
+"""Files of a data folder: those that are not read or joined, and reasons for errors."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from chop.base.notices import assume
+from chop.data.masks import SPLITS, SUFFIXES
+from chop.errors import MOST_NAMES, ConfigError, enumerate_names
+
+SPLIT_NAMES = {name for names in SPLITS.values() for name in names}
+"""Names of splits, in lower case."""
+NOT_DATA = ("readme", "license", "licence", "citation", "thumbs.db", "desktop.ini")
+"""Beginnings of the names of files that hold no rows, in lower case."""
+
+
+def describe_formats(folder: Path, kinds: Mapping[str, str]) -> str:
+    """Explains by the formats of its files why a folder holds no data set, else "".
+
+    Args:
+        folder: folder without a data set.
+        kinds: reader of each suffix of table files.
+    """
+    files = list(_files(folder))
+    suffixes = Counter(path.suffix.lower() for path in files)
+    tables = {  # .tsv has the reader of .csv, with another separator
+        (kinds[end], end == ".tsv"): path for path in files if (end := path.suffix.lower()) in kinds
+    }
+    if len(tables) > 1:
+        listed = enumerate_names(sorted(f"'{path.name}'" for path in tables.values()), MOST_NAMES)
+        return f"has files of several formats ({listed}): save all of them in one format"
+    if tables or not suffixes or suffixes.keys() & {*SUFFIXES}:
+        return ""
+    suffix, count = suffixes.most_common(1)[0]
+    which = f"format {suffix}" if suffix else "no suffix"
+    return (
+        f"has {count} files with {which}, which chop does not read: convert them to .csv, .jsonl "
+        "or .parquet, images to .png or .jpg"
+    )
+
+
+def report_unread(folder: Path, read: Collection[str]) -> None:
+    """Reports files of a folder that its reader has left out.
+
+    Args:
+        folder: folder of the data set.
+        read: paths of the files that are read.
+    """
+    used = {Path(path).resolve() for path in read}
+    others = sorted(path for path in _files(folder) if path.resolve() not in used)
+    if others:
+        listed = enumerate_names([f"'{each.relative_to(folder)}'" for each in others], MOST_NAMES)
+        assume(
+            f"Not read from '{folder}': {listed}. Table files are named by their split, such as "
+            "train.csv, validation.csv and test.csv; images are .png, .jpg and the like."
+        )
+
+
+def report_joined(files: Mapping[str, Sequence[str]]) -> None:
+    """Reports table files without the name of a split, which are read as one.
+
+    Args:
+        files: paths of the files by split.
+    """
+    for split, paths in files.items():
+        names = [Path(path).name for path in paths]
+        others = sorted(f"'{name}'" for name in names if str(split) not in name)
+        if others and len(names) > 1:
+            listed = enumerate_names(others, MOST_NAMES)
+            assume(
+                f"The split '{split}' joins {len(names)} files, among them {listed}. Files with "
+                "the names of splits, such as test.csv, are splits of their own."
+            )
+
+
+def check_split_names(folder: Path) -> None:
+    """Checks that no split is named in capital letters, which would make it training rows.
+
+    Raises:
+        ConfigError: if a file or folder is named `Test` and the like, beside another split.
+    """
+    names = sorted({path.relative_to(folder).parts[0] for path in _files(folder)})
+    splits = [name for name in names if name.partition(".")[0].lower() in SPLIT_NAMES]
+    wrong = next((name for name in splits if not name.partition(".")[0].islower()), None)
+    if wrong is not None and len(splits) > 1:
+        raise ConfigError(
+            f"'{folder}': '{wrong}' is not read as a split, since names of splits are in lower "
+            f"case; rename it to '{wrong.lower()}'."
+        )
+
+
+def get_smallest(folder: Path, kinds: Mapping[str, str]) -> str:
+    """Returns the name of the smallest table file of a folder.
+
+    Args:
+        folder: folder with tables.
+        kinds: see `describe_formats`.
+    """
+    tables = [path for path in _files(folder) if path.suffix.lower() in kinds]
+    smallest = min(tables, key=lambda path: path.stat().st_size, default=folder)
+    return smallest.name
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Yields the files that may hold rows, and empty folders; without hidden ones."""
+    for path in folder.rglob("*"):
+        inside = path.relative_to(folder).parts
+        is_hidden = any(part.startswith((".", "__")) for part in inside)
+        is_leaf = path.is_file() or path.is_symlink() or not any(path.iterdir())
+        if not is_hidden and is_leaf and not path.name.lower().startswith(NOT_DATA):
+            yield path

@@ -1,0 +1,185 @@
+"""Runs with other tables than their own: columns are matched by name, from any folder."""
+
+import os
+from pathlib import Path
+
+import pandas
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from chop.actions.compress.job import compress
+from chop.actions.compress.settings import CompressConfig
+from chop.actions.emit.lower_settings import LowerConfig
+from chop.actions.evaluate.job import evaluate
+from chop.actions.evaluate.settings import EvaluateConfig
+from chop.actions.given_rows import with_label_column
+from chop.actions.starting_run import config_of_run
+from chop.base.notices import collected_assumptions
+from chop.base.trust import trust_code
+from chop.data import load_dataset
+from chop.errors import ConfigError
+from chop.workloads.load import load_workload
+from chop.workloads.settings import WorkloadConfig
+
+NET = (
+    "from torch import nn\nclass Net(nn.Linear):\n    def __init__(self): super().__init__(2, 2)\n"
+)
+ROWS = [(i % 7 - 3.0, i % 5 * 1.0) for i in range(60)]
+
+
+def write(path, names, rows):
+    lines = [",".join(names), *(",".join(map(str, row)) for row in rows)]
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Folder with a run whose model answers by the sign of the column `a`, and other tables."""
+    folder = tmp_path_factory.mktemp("home")
+    (folder / "net.py").write_text(NET)
+    save_file(
+        {"weight": torch.tensor([[-4.0, 0.0], [4.0, 0.0]]), "bias": torch.zeros(2)},
+        folder / "net.safetensors",
+    )
+    labels = [int(a > 0) for a, _ in ROWS]
+    own = [(*row, label) for row, label in zip(ROWS, labels, strict=True)]
+    write(folder / "own.csv", ["a", "b", "label"], own)
+    write(folder / "order.csv", ["b", "label", "a", "id"], [(b, y, a, 9) for a, b, y in own])
+    write(folder / "names.csv", ["a", "z", "label"], own)
+    write(folder / "other.csv", ["y", "q", "p"], [(y, b, a) for a, b, y in own])
+    write(folder / "both.csv", ["labels", "b", "label"], [(int(a), b, y) for a, b, y in own])
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        settings = {"formats": ("8.auto",), "qat_epochs": 0, "bench_seconds": 0.0}
+        with trust_code():
+            compress(
+                CompressConfig(
+                    "net.py:Net",
+                    "own.csv",
+                    out=Path("runs/own"),
+                    weights="net.safetensors",
+                    **settings,
+                )
+            )
+    finally:
+        os.chdir(before)
+    return folder
+
+
+def test_columns_in_another_order_are_matched_by_name(home, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(home)
+    with trust_code():
+        result = evaluate(EvaluateConfig("runs/own", dataset="order.csv", out=tmp_path))
+        assert result.rows.own.value == 1.0
+        assert "input_columns has no such name: 'id'" in capsys.readouterr().out
+        with pytest.raises(ConfigError, match="'names.csv' has no input column 'b': choose from"):
+            evaluate(EvaluateConfig("runs/own", dataset="names.csv"))
+
+
+def test_columns_of_another_table_can_be_named(home, monkeypatch, tmp_path):
+    monkeypatch.chdir(home)
+    with trust_code():
+        rows = EvaluateConfig(
+            "runs/own",
+            dataset="other.csv",
+            label_column="y",
+            input_columns=("p", "q"),
+            out=tmp_path,
+        )
+        assert evaluate(rows).rows.own.value == 1.0
+
+
+def test_a_run_is_used_from_another_folder(home, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = os.path.relpath(home / "runs/own")
+    reference = os.path.relpath(home / "net.py") + ":Net"
+    with pytest.raises(ConfigError, match=f"--reference {reference}, or --trust-code"):
+        evaluate(EvaluateConfig(run))
+    result = evaluate(EvaluateConfig(run, reference=reference))
+    assert result.rows.own.value == result.rows.reference.value == 1.0
+    started = config_of_run(LowerConfig(start_from=Path(run), model=reference), None)
+    assert started.weights == os.path.relpath(home / "net.safetensors")
+    assert started.input_columns == ("a", "b")
+
+
+def test_label_columns_that_are_not_chosen_are_named(home, monkeypatch):
+    monkeypatch.chdir(home)
+    with collected_assumptions() as assumed:
+        columns = load_dataset("both.csv", label="labels")["train"].column_names
+    assert columns == ["labels", "b"]
+    assert "Column 'label' is not an input" in str(assumed)
+    frame = pandas.read_csv("both.csv")
+    with collected_assumptions() as assumed:
+        assert [*with_label_column(frame, "b")] == ["labels"]
+    assert "Column 'labels' is not an input" in str(assumed)
+
+
+@pytest.mark.parametrize(
+    ("label", "message"), [(7, "got the label 7"), (-1, "row 5 has the label")]
+)
+def test_labels_beyond_the_classes_are_found_in_every_split(home, label, message, tmp_path):
+    rows = [(a, b, int(a > 0)) for a, b in ROWS]
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for split in ("train", "validation", "test"):
+        own = [
+            (*rows[5][:2], label) if i == 5 and split == "train" else row
+            for i, row in enumerate(rows)
+        ]
+        write(folder / f"{split}.csv", ["a", "b", "label"], own)
+    settings = {"weights": f"{home}/net.safetensors", "out": tmp_path / "out"}
+    with pytest.raises(ConfigError, match=message):
+        load_workload(WorkloadConfig(f"{home}/net.py:Net", str(folder), **settings))
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (("a", "c"), "no input column 'c': choose"),
+        (("a", "a"), "'a' is given twice"),
+        (("a", "label"), "no input column 'label'"),
+    ],
+)
+def test_input_columns_that_a_table_lacks(home, columns, message, tmp_path):
+    settings = {"weights": f"{home}/net.safetensors", "out": tmp_path / "out"}
+    with pytest.raises(ConfigError, match=message):
+        load_workload(
+            WorkloadConfig(
+                f"{home}/net.py:Net", f"{home}/own.csv", input_columns=columns, **settings
+            )
+        )
+
+
+@pytest.mark.parametrize("setting", ["tokenizer", "text_column", "max_length", "stride"])
+def test_settings_of_texts_are_refused_for_pictures(home, setting, tmp_path):
+    for number in range(8):
+        path = tmp_path / "pictures" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (2, 1), number).save(path)
+    value = 8 if setting in ("max_length", "stride") else "label"
+    settings = {"out": tmp_path / "out", setting: value}
+    with pytest.raises(ConfigError, match=f"{setting}: applies to texts"):
+        load_workload(WorkloadConfig(f"{home}/net.py:Net", str(tmp_path / "pictures"), **settings))
+
+
+def test_numbers_that_are_written_as_texts_are_named(home, tmp_path):
+    rows = [f'{{"a": "{a}", "b": "{b}", "label": {int(a > 0)}}}' for a, b in ROWS]
+    (tmp_path / "texts.jsonl").write_text("\n".join(rows))
+    with pytest.raises(ConfigError, match="numbers written as texts, such as"):
+        load_workload(
+            WorkloadConfig(
+                f"{home}/net.py:Net", str(tmp_path / "texts.jsonl"), out=tmp_path / "out"
+            )
+        )
+
+
+def test_a_table_with_other_columns_than_the_model_takes_is_described(home, tmp_path):
+    write(tmp_path / "wide.csv", ["id", "a", "b", "label"], [(1, a, b, 0) for a, b in ROWS])
+    with pytest.raises(ConfigError, match="x has the columns id, a, b; --input-columns selects"):
+        load_workload(
+            WorkloadConfig(f"{home}/net.py:Net", str(tmp_path / "wide.csv"), out=tmp_path / "out")
+        )
