@@ -1,13 +1,32 @@
 """Arguments of public functions are checked against their annotations."""
 
+import numpy as np
 import pytest
 import torch
 
+from chop import MaseGraph, passes
 from chop.config import with_checked_arguments
 from chop.data import class_names, get_dataset_info, num_labels, strided_windows, with_vectors
 from chop.errors import ConfigError
+from chop.formats import FP8, format_string
 from chop.models import function_of_file, get_tokenizer, read_config
-from chop.train import calibration_batches, default_dataset, fit, seed_everything, split_rows
+from chop.nn.quantized import QuantLinear
+from chop.search import Choice, Goal, Search, SearchSpace
+from chop.train import (
+    GradualPruning,
+    calibration_batches,
+    default_dataset,
+    find_task,
+    fit,
+    read_rows,
+    seed_everything,
+    split_rows,
+)
+
+
+def _net():
+    return torch.nn.Linear(3, 2)
+
 
 X, Y = torch.randn(6, 3), torch.arange(6) % 2
 CALLS = {
@@ -29,8 +48,89 @@ CALLS = {
     "config": (lambda: read_config(None), "name: expected str, got nothing"),
     "splits": (lambda: num_labels({"train": [1]}), "got a list as 'train'"),
     "no splits": (lambda: class_names(None), "DatasetDict, got None"),
+    "task": (
+        lambda: read_rows((X, Y), "classification"),
+        "task: expected Task or None, got .classification. ",
+    ),
+    "part": (lambda: find_task({"a": 1, "b": "regression"}), "task of 'a': expected a Task"),
+    "true rows": (lambda: fit(_net(), (X, Y), batch_size=True), "batch_size: .*, got True"),
+    "true seed": (lambda: fit(_net(), (X, Y), seed=True), "seed: .*, got True"),
+    "device": (lambda: fit(_net(), (X, Y), device=X), "device: expected .* got a Tensor of shape"),
+    "no model": (lambda: [*calibration_batches(None, (X, Y))], "expected an nn.Module, got None"),
+    "every": (
+        lambda: GradualPruning(MaseGraph(_net()), {"weight": {"sparsity": 0.5}}, every="2"),
+        "every: expected int",
+    ),
+    "format": (lambda: format_string("8.4"), "number_format: expected NumberFormat, got '8.4'"),
+    "choice": (lambda: FP8(granularity=np.zeros(3)), r"granularity: got a ndarray of shape \[3\]"),
+    "path": (lambda: MaseGraph(_net()).export(np.zeros(3)), "fname: expected str or Path"),
+    "home": (lambda: MaseGraph(_net()).export("~nobody-here/x"), "~nobody-here is no home folder"),
+    "fixed": (lambda: MaseGraph(_net(), cf_args=[1]), "cf_args: expected a table of names"),
+    "inputs": (lambda: MaseGraph(_net(), hf_input_names=3), "hf_input_names: expected a list"),
+    "strict": (lambda: MaseGraph(_net(), strict=1), "strict: expected bool, got 1"),
+    "leaves": (lambda: MaseGraph(_net(), custom_ops=[3]), r"custom_ops\[0\]: expected type or str"),
+    "no example": (lambda: MaseGraph(_net(), dummy_in={}), "forward has no default for 'input'"),
+    "tensor": (
+        lambda: passes.add_common_metadata_analysis_pass(MaseGraph(_net()), {"dummy_in": X}),
+        "dummy_in: expected a table of names and values or None, got a Tensor of shape",
+    ),
+    "no settings": (
+        lambda: passes.init_metadata_analysis_pass(MaseGraph(_net()), {"a": 1}),
+        "takes no settings, got 'a'",
+    ),
+    "other graph": (
+        lambda: passes.summarize_quantization_analysis_pass(
+            MaseGraph(torch.nn.Sequential(_net())),
+            {"original_graph": MaseGraph(torch.nn.ModuleDict({"b": _net()})["b"])},
+        ),
+        "got one without any layer of this graph",
+    ),
+    "layer": (lambda: QuantLinear(_net(), {}), r"the arguments of nn.Linear.*from_float\(layer"),
+    "no layer": (
+        lambda: QuantLinear.from_float(3, {}),
+        "from_float: expected an nn.Module, got int",
+    ),
+    "formats": (lambda: QuantLinear.from_float(_net(), 3), "from_float: expected a mapping, got 3"),
     "rows": (lambda: with_vectors((X, Y), ("x",)), "DatasetDict, got tuple"),
 }
+
+
+SEARCHES = {
+    "goals": ("p", r"a list of Goal or Constraint, got 'p' \(str\)\.$"),
+    "space": (None, "space: expected a SearchSpace"),
+    "sampler": (3, "sampler: expected a name or Optuna's BaseSampler, got 3"),
+    "pruner": (X, "pruner: expected a name or Optuna's BasePruner, got a Tensor"),
+    "storage": (3, "storage: expected str or None, got 3"),
+    "out": (3, "out: expected str or Path"),
+    "name": (None, "name: expected str"),
+    "keep": ("2", "keep: expected int"),
+    "seed": (None, "seed: expected int"),
+    "start": ([1], r"start\[0\]: expected a table of names"),
+    "catch": (ValueError, "catch: expected a list of a class of Exception"),
+    "callbacks": (["f"], r"callbacks\[0\]: expected a function, got 'f'"),
+    "save": (3, "save: expected a function or None, got 3"),
+}
+
+
+def _search(**given):
+    space = SearchSpace((Choice("a", {"1": 1, "2": 2}),))
+    settings = {"space": space, "measure": lambda config, report: {"p": 1.0}, "goals": Goal("p")}
+    return Search(**{**settings, "storage": "memory", **given})
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_a_wrong_setting_of_a_search_is_one_sentence(name):
+    value, message = SEARCHES[name]
+    with pytest.raises(ConfigError, match=message):
+        _search(**{name: value})
+
+
+def test_a_search_takes_settings_of_every_kind():
+    search = _search(catch=[ValueError], callbacks=[print], start=[{"a": "2"}], sampler="random")
+    assert search.catch == (ValueError,)
+    assert search.start == {search.space.key({"a": "2"}): {"a": "2"}}
+    with pytest.raises(ConfigError, match="until: expected int, got '3'"):
+        search.run("3")
 
 
 @pytest.mark.parametrize(("call", "message"), CALLS.values(), ids=CALLS)

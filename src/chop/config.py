@@ -6,6 +6,7 @@ key was meant; after it, settings are attributes.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import dataclasses
 import functools
@@ -14,14 +15,13 @@ import logging
 import numbers
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from textwrap import shorten
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar
 
 from chop.base.files.documents import SURROGATE, read_toml
-from chop.errors import ConfigError, check_known, did_you_mean
+from chop.errors import ConfigError, check_known, describe, did_you_mean
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -35,6 +35,10 @@ NA = "NA"
 """Value that stands for None in TOML files of MASE."""
 MORE: Mapping[str, str] = {"panel": "More options"}
 """Metadata of a setting that few people need; `--help` lists it last."""
+CHECKED_CLASSES = ("chop.", "torch")
+"""Modules of the classes that `with_checked_arguments` checks."""
+LISTS = (Sequence, Iterable, Collection)
+"""Annotations of lists of any type."""
 log = logging.getLogger(__name__)
 
 
@@ -122,6 +126,8 @@ def parse(cls: type[T], settings: Mapping[str, Any] | T | None, where: str = "")
             raise ConfigError(
                 f"{where}: unknown key '{key}': settings are at the top level, without [{key}]."
             )
+        if not fields:
+            raise ConfigError(f"{where}: takes no settings, got '{key}'.")
         if key not in fields:
             raise ConfigError(f"{where}: unknown key '{key}': {did_you_mean(key, fields)}")
     missing = [name for name, f in fields.items() if name not in settings and _required(f)]
@@ -167,14 +173,20 @@ def convert(value: Any, hint: Any, where: str) -> Any:
         check_text(value, where)
     if origin is Literal:
         if any(
-            value is choice or (value == choice and type(value) is type(choice))
+            value is choice or (type(value) is type(choice) and value == choice)
             for choice in arguments
         ):
             return value
-        raise ConfigError(f"{where}: got {value!r}: {did_you_mean(value, arguments)}")
+        raise ConfigError(f"{where}: got {describe(value)}: {did_you_mean(value, arguments)}")
     if origin in (typing.Union, types.UnionType):
         return _convert_union(value, arguments, hint, where)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        has_defaults = not any(map(_required, dataclasses.fields(hint)))
+        if not isinstance(value, Mapping | hint) and not (value is None and has_defaults):
+            raise ConfigError(
+                f"{where}: expected a {hint.__name__}, or a table of its fields, got "
+                f"{_describe(value)}."
+            )
         return parse(hint, value, where)
     if origin is tuple and ... not in arguments and isinstance(value, list | tuple):
         return _convert_fixed(value, arguments, where)
@@ -182,9 +194,28 @@ def convert(value: Any, hint: Any, where: str) -> Any:
         return origin(convert(item, arguments[0], f"{where}[{i}]") for i, item in enumerate(value))
     if origin in (dict, Mapping) and isinstance(value, Mapping):
         return {key: convert(item, arguments[1], f"{where}.{key}") for key, item in value.items()}
-    if _fits(value, hint, origin):
+    if origin in LISTS and _is_listed(value, origin):
+        for i, item in enumerate(value if isinstance(value, Sequence) else ()):
+            convert(item, arguments[0], f"{where}[{i}]")
+        return value
+    if _fits(value, hint, origin) and origin not in LISTS:
         return _plain(value, hint)
-    raise ConfigError(f"{where}: expected {_format(hint)}, got {_describe(value)}.")
+    raise ConfigError(_misfit(value, hint, where))
+
+
+def _misfit(value: Any, hint: Any, where: str) -> str:
+    """Returns the message about a value of another type; a name in place of a list has advice."""
+    advice = ""
+    if isinstance(value, str) and value:
+        with contextlib.suppress(ConfigError):
+            convert([value], hint, where)
+            advice = f"; pass [{value!r}]"
+    return f"{where}: expected {_format(hint)}, got {_describe(value)}{advice}."
+
+
+def _is_listed(value: Any, origin: Any) -> bool:
+    """Returns true if a value is of a kind of lists, and not one text."""
+    return isinstance(value, origin) and not isinstance(value, str | bytes)
 
 
 def _convert_fixed(value: Sequence[Any], members: Sequence[Any], where: str) -> tuple[Any, ...]:
@@ -197,10 +228,16 @@ def _convert_fixed(value: Sequence[Any], members: Sequence[Any], where: str) -> 
 
 def check_text(value: Any, where: str) -> None:
     """Raises ConfigError if a name is empty or has characters that no file can store."""
-    if value == "":
+    if isinstance(value, str) and not value:
         raise ConfigError(f"{where}: got an empty text; is a variable not set?")
     if isinstance(value, str | Path) and "\0" in str(value):
         raise ConfigError(f"{where}: got {str(value)!r}, expected a text without null bytes.")
+    if isinstance(value, str | Path) and str(value).startswith("~"):
+        try:
+            Path(value).expanduser()
+        except RuntimeError:
+            user = Path(value).parts[0]
+            raise ConfigError(f"{where}: got '{value}': {user} is no home folder.") from None
     if isinstance(value, str | Path) and SURROGATE.search(str(value)):
         # A byte of a path that is no UTF-8: neither pages nor checkpoints can have its name.
         raise ConfigError(
@@ -300,14 +337,14 @@ def check_fields(instance: Any, where: str) -> None:
 
 
 def with_checked_arguments(function: Callable[P, T]) -> Callable[P, T]:
-    """Decorator that checks arguments against annotations of numbers, texts, paths and choices.
+    """Decorator that checks the arguments of a function against their annotations.
 
-    Arguments with other annotations are passed unchecked, as is a call that Python rejects.
+    Models and classes of other libraries are not checked, nor is a call that Python rejects.
 
     Raises:
         ConfigError: in a call, if an argument does not fit, or has an unknown name.
     """
-    signature, hints = inspect.signature(function), cache(lambda: _plain_hints(function))
+    signature, hints = inspect.signature(function), cache(lambda: _checked_hints(function))
 
     @functools.wraps(function)
     def checked(*args: P.args, **named: P.kwargs) -> T:
@@ -326,26 +363,59 @@ def with_checked_arguments(function: Callable[P, T]) -> Callable[P, T]:
     return checked
 
 
-def _plain_hints(function: Callable[..., Any]) -> dict[str, Any]:
+class _Anything(type):
+    """Metaclass of a class, also generic, of which every value is an instance."""
+
+    def __getitem__(cls, item: Any) -> type:
+        return cls
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return True
+
+
+class _Other(metaclass=_Anything):
+    """Class that only type checkers import."""
+
+
+class _OtherNames(dict[str, Any]):
+    """Names of annotations that only type checkers import, each as `_Other`."""
+
+    def __init__(self, known: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.known = known
+
+    def __missing__(self, name: str) -> Any:
+        if name in self.known or hasattr(builtins, name):
+            raise KeyError(name)  # Python looks there next
+        return _Other
+
+
+def _checked_hints(function: Callable[..., Any]) -> dict[str, Any]:
     """Returns the annotations of a function that `convert` can check, by argument."""
     hints: dict[str, Any] = {}
     for name, each in inspect.signature(function).parameters.items():
         if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
             continue
         holder = types.SimpleNamespace(__annotations__={name: each.annotation})
-        with contextlib.suppress(NameError):  # imported only for type checkers
-            hint = typing.get_type_hints(holder, function.__globals__, include_extras=True)[name]
-            hints |= {name: hint} if _is_plain(hint) else {}
+        known = inspect.unwrap(function).__globals__
+        hint = typing.get_type_hints(holder, known, _OtherNames(known), include_extras=True)[name]
+        hints |= {name: hint} if _is_checkable(hint) else {}
     return hints
 
 
-def _is_plain(hint: Any) -> bool:
+def _is_checkable(hint: Any) -> bool:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
-        return _is_plain(arguments[0])
+        return _is_checkable(arguments[0])
     if origin in (typing.Union, types.UnionType):
-        return all(map(_is_plain, arguments))
-    return origin is Literal or hint in (bool, int, float, str, Path, type(None))
+        return all(map(_is_checkable, arguments))
+    if origin is not None:
+        return origin in (Literal, Callable, type, tuple, list, dict, Mapping, *LISTS)
+    if hint in (bool, int, float, str, Path, type(None)):
+        return True
+    # Functions that take models describe in other words what a model is.
+    is_class = isinstance(hint, type) and not getattr(hint, "_is_protocol", False)
+    return is_class and hint.__module__.startswith(CHECKED_CLASSES) and hint.__name__ != "Module"
 
 
 @cache
@@ -370,7 +440,7 @@ def _convert_union(value: Any, members: tuple[Any, ...], hint: Any, where: str) 
             return convert(value, member, where)
         except ConfigError:
             continue
-    raise ConfigError(f"{where}: expected {_format(hint)}, got {_describe(value)}.")
+    raise ConfigError(_misfit(value, hint, where))
 
 
 def _fits(value: Any, hint: Any, origin: Any) -> bool:
@@ -384,6 +454,8 @@ def _fits(value: Any, hint: Any, origin: Any) -> bool:
         return isinstance(value, str | Path)
     if hint is None:
         return value is None
+    if origin is type:
+        return isinstance(value, type) and issubclass(value, typing.get_args(hint)[0])
     return isinstance(value, origin or hint)
 
 
@@ -400,7 +472,7 @@ def _describe(value: Any) -> str:
     """Describes a value in one line, shortened if it is long."""
     if value is None:
         return "nothing (None)"
-    return f"{shorten(repr(value), LONGEST, placeholder=' ...')} ({type(value).__name__})"
+    return describe(value, LONGEST, is_typed=True)
 
 
 def _format(hint: Any) -> str:
@@ -413,8 +485,13 @@ def _format(hint: Any) -> str:
         return " or ".join(repr(choice) for choice in arguments)
     if hint in (None, type(None)):
         return "None"
-    if origin in (tuple, list):
-        return f"a list of {_format(arguments[0])}"
+    if origin is Callable:
+        return "a function"
+    if origin is type:
+        return f"a class of {_format(arguments[0])}"
+    if origin in (tuple, list, *LISTS):
+        return "a list" if arguments[0] is Any else f"a list of {_format(arguments[0])}"
     if origin in (dict, Mapping):
-        return f"a table of names and values, each {_format(arguments[1])}"
+        each = "" if arguments[1] is Any else f", each {_format(arguments[1])}"
+        return f"a table of names and values{each}"
     return getattr(hint, "__name__", str(hint))

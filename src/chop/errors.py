@@ -205,6 +205,40 @@ def shorten(value: object, limit: int = 200) -> str:
     return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"
 
 
+def describe(value: object, limit: int = 80, is_typed: bool = False) -> str:
+    """Describes a value in one line for a message: arrays and models without their numbers.
+
+    Args:
+        value: any value.
+        limit: maximum length of its text, in characters.
+        is_typed: adds the type to the text of a value.
+
+    >>> describe("8.4"), describe(4, is_typed=True), describe(int)
+    ("'8.4'", '4 (int)', 'the class int')
+    >>> describe(shorten), describe([object()])
+    ("the function 'shorten'", 'a list of 1')
+    """
+    kind = type(value).__name__
+    article = "an" if kind[0].lower() in "aeio" else "a"
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if hasattr(value, "__code__") and hasattr(value, "__name__"):
+        return f"the function '{value.__name__}'"
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple) and hasattr(value, "__len__"):
+        dtype = f" ({value.dtype})" if hasattr(value, "dtype") else ""
+        return f"{article} {kind} of shape {list(shape)}{dtype}"
+    try:
+        text = repr(value)
+    except Exception:
+        return f"{article} {kind}"
+    if "\n" in text or " at 0x" in text:
+        size = f" of {len(value)}" if isinstance(value, Collection) else ""
+        return f"{article} {kind}{size}"
+    text = text if len(text) <= limit else f"{text[:limit]} ..."
+    return f"{text} ({kind})" if is_typed else text
+
+
 def bounded(text: str) -> str:
     """Shortens a message to 2,000 characters: its beginning, and its end with the suggestion.
 

@@ -110,7 +110,7 @@ def test_who_needs_a_number_format_is_told_that_there_is_none(operand):
 
 
 def test_a_name_or_mapping_never_means_a_stand_in():
-    with pytest.raises(ConfigError, match="expected a format, a name or a mapping, got <"):
+    with pytest.raises(ConfigError, match="expected a format, a name or a mapping, got a Watch"):
         parse_format(Watch())
     with pytest.raises(ConfigError, match="unknown number format 'Watch'"):
         QuantSpec.parse({"data_in": "Watch"})

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from chop.errors import ConfigError, GraphError
+from chop.errors import ConfigError
 from chop.formats import Integer, QuantSpec
 from chop.ir.drawing.draw import draw, to_svg
 from chop.ir.drawing.hierarchy import Item, without_cycles
@@ -164,7 +164,7 @@ def test_quantized_and_folded_modules_are_changed_ones(tmp_path: Path) -> None:
     assert "~ up" in unfolded and sum(text.startswith("~ ") for text in unfolded) == 1
     folded = texts(to_svg(mg.model, 1, other.model))
     assert "~ cells" in folded and {"1 changed", "9 the same"} <= {*folded}
-    with pytest.raises(GraphError, match="compare is a Stack, expected a MaseGraph"):
+    with pytest.raises(ConfigError, match="compare: expected MaseGraph or None, got a Stack"):
         mg.draw(tmp_path / "b", compare=Stack(1))
     same = texts(to_svg(mg.model, None, mg.copy().model))
     assert not any(text.startswith(("+ ", "- ", "~ ")) for text in same)

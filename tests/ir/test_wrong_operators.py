@@ -19,9 +19,12 @@ class Same(nn.Module):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Same, "expected a row of the operator table, an Operator, got <class"),
+        (lambda: Same, "expected a row of the operator table, an Operator, got the class"),
         (lambda: Operator("same", "modul", (Same,)), "no mase_type 'modul': did you mean 'modul"),
-        (lambda: Operator("same", "module", Same), "'same': expected a tuple of calls, got <clas"),
+        (
+            lambda: Operator("same", "module", Same),
+            "'same': expected a tuple of calls, got the",
+        ),
         (lambda: Operator("same", "module", methods="tanh"), "a tuple of calls, got 'tanh'"),
     ],
 )

@@ -326,7 +326,7 @@ def test_a_study_of_before_values_were_kept_goes_on(tmp_path):
     "settings, message",
     [
         ({"sampler": "tpee"}, "did you mean 'tpe'"),
-        ({"goals": "accuracy"}, "expected Goal or Constraint, got 'a'"),
+        ({"goals": "accuracy"}, "expected Goal or Constraint or a list .* got 'accuracy'"),
         ({"pruner": "ascha"}, "did you mean 'asha'"),
         ({"storage": None}, "needs an `out` folder"),
         ({"storage": "mysql://x/y"}, "kind 'mysql'"),

@@ -40,7 +40,7 @@ def test_one_number_has_no_interval(value):
     assert judged(3).value == 3.0
 
 
-@pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor])
+@pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
 def test_numbers_of_rows_have_the_interval_of_their_mean(kind):
     values = np.random.default_rng(0).normal(2.0, 1.0, 400)
     score = judged(kind(values.tolist()))
@@ -57,7 +57,7 @@ def test_rows_that_are_right_or_wrong_are_a_share():
 
 
 @pytest.mark.parametrize(
-    "value", [None, "0.5", True, {"map": 0.5}, 1j, [], [[0.5]], [0.5, None], torch.zeros(2, 2)]
+    "value", [None, "0.5", True, {"map": 0.5}, 1j, [], [[0.5]], [0.5, None], (0.5, 400)]
 )
 def test_what_is_no_number_is_one_sentence(value):
     with pytest.raises(ConfigError, match=r"^evaluate 'score': returned .*, expected a number"):

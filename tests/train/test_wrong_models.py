@@ -1,13 +1,19 @@
 """Models and labels that cannot be used are named by their cause."""
 
+import threading
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import Dataset
 
 import chop
 from chop.actions.sweep.settings import QuantizeSweepConfig
+from chop.base.notices import collected_assumptions
 from chop.errors import ChopError
-from chop.train import evaluate, find_task, fit
+from chop.train import evaluate, find_task, fit, read_rows
+from chop.workloads.workload import Workload
 
 X = torch.randn(24, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(24) % 3
@@ -32,11 +38,77 @@ class Forgetful(Net):
         self.layer(x)
 
 
+class Changed(Net):
+    """Model whose output goes through a function."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.change = change
+
+    def forward(self, x):
+        return self.change(self.layer(x))
+
+
+class Locked(Net):
+    def __init__(self):
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+class Unsized(Dataset):
+    def __getitem__(self, i):
+        return X[i], Y[i]
+
+
+LAZY = nn.Sequential(nn.LazyLinear(3))
 COLUMNS = {**{name: X[:, i] for i, name in enumerate("abcd")}, "label": Y}
 CALLS = {
     "complex": (lambda: evaluate(Complex(), (X, Y)), "returns real numbers, got torch.complex64"),
     "complex in training": (lambda: fit(Complex(), (X, Y)), "real numbers, got torch.complex64"),
     "none": (lambda: chop.quantize(Forgetful(), data=X), "its forward returns None"),
+    "number": (
+        lambda: chop.quantize(Changed(lambda y: 3), data=X),
+        "returns 3, expected a",
+    ),
+    "array": (
+        lambda: chop.quantize(Changed(lambda y: y.detach().numpy()), data=X),
+        r"returns a ndarray of shape \[3, 3\] \(float32\), expected a tensor",
+    ),
+    "decisions": (
+        lambda: evaluate(Changed(lambda y: y > 0), (X, Y)),
+        "of each row, got bool",
+    ),
+    "mean": (lambda: fit(Changed(torch.mean), (X, Y)), "of each row, got a single number"),
+    "lazy": (lambda: chop.quantize(LAZY, data=X), "lazy layers .* such as 0.weight; call it once"),
+    "lazy training": (lambda: fit(LAZY, (X, Y)), "lazy layers whose weights have no values"),
+    "exported": (
+        lambda: chop.quantize(torch.export.export(Net(), (X,)).module(), data=X),
+        "of torch.export, .* pass the original module",
+    ),
+    "lock": (
+        lambda: Workload.of(Locked(), (X, Y)),
+        "an attribute that cannot be copied",
+    ),
+    "swapped": (lambda: Workload.of(Net(), (Y, X)), "Inputs and labels seem to be swapped"),
+    "whole numbers": (
+        lambda: chop.quantize(Net(), data=(X * 10).int()),
+        r"weights are float32: pass x as float32, such as X.float\(\)",
+    ),
+    "one row": (lambda: read_rows((X[0], Y[0])), "got 0 for y; pass one value per row"),
+    "text as label": (
+        lambda: read_rows([(x, y, "id") for x, y in zip(X, Y, strict=True)]),
+        "column 'labels': expected rows of numbers, got 'id'",
+    ),
+    "other column": (lambda: read_rows({"x": X, "y": Y}), "label_column names another column"),
+    "no length": (lambda: read_rows(Unsized()), r"got Unsized without __len__\."),
+    "no train": (
+        lambda: chop.quantize(Net(), data={"test": X}),
+        "a split train, got test",
+    ),
+    "train is None": (
+        lambda: chop.compress(Net(), {"train": None}),
+        "expected labeled rows, .* None",
+    ),
     "test rows beside": (lambda: evaluate(Net(), (X, Y, X, Y)), "test=.X_test, y_test"),
     "columns": (lambda: evaluate(Net(), COLUMNS), "pass a pandas frame, or .X, y. of arrays"),
     "from minus one": (
@@ -75,3 +147,29 @@ def test_weights_that_are_cut_off_say_so(tmp_path):
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(ChopError, match="cannot be read as safetensors .*; it may be cut off"):
         load_weights(Net(), path)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        {"x": X, "labels": Y, "id": ["row"] * 24},
+        {"x": X, "labels": Y, "id": np.array(["row"] * 24)},
+        [{"x": x, "labels": y, "id": "row"} for x, y in zip(X, Y, strict=True)],
+    ],
+    ids=["columns", "array", "rows"],
+)
+def test_a_column_of_texts_beside_numbers_is_an_assumption(rows):
+    with collected_assumptions() as assumptions:
+        read = read_rows(rows)
+    assert [*read.columns] == ["x"] and torch.equal(read.columns["x"], X)
+    (text,) = [each.text for each in assumptions]
+    assert text == "columns without numbers are not used as inputs: id"
+
+
+def test_rows_that_were_written_elsewhere_are_read():
+    big_endian = read_rows((X.numpy().astype(">f4"), Y.numpy().astype(">i8")))
+    assert torch.equal(big_endian.columns["input 0"], X) and torch.equal(big_endian.labels, Y)
+    torch.manual_seed(0)
+    model = Net()
+    expected = chop.quantize(model, data=X)(X)
+    assert torch.equal(chop.quantize(model, data=(X,))(X), expected)

@@ -20,9 +20,14 @@ from chop.actions.given_rows import (
     with_label_column,
     with_scale,
 )
-from chop.captured.wrappers import check_has_forward, check_is_module, check_is_unwrapped
+from chop.captured.wrappers import (
+    check_has_forward,
+    check_has_python,
+    check_is_module,
+    check_is_unwrapped,
+)
 from chop.config import Range, convert, parse
-from chop.errors import ConfigError, options_in_messages
+from chop.errors import ConfigError, describe, options_in_messages
 from chop.formats import NumberFormat, QuantSpec, parse_format_string
 from chop.ir.graph import MaseGraph
 from chop.nn.packed import PackedOperator
@@ -90,7 +95,7 @@ def quantize(
     _check_has_layers(model, "chop.quantize")
     if not isinstance(format, str | NumberFormat):
         raise ConfigError(
-            f"format: expected a text such as '8.auto' or a number format, got {format!r:.80}."
+            f"format: expected a text such as '8.auto' or a number format, got {describe(format)}."
         )
     number_format = parse_format_string(format) if isinstance(format, str) else format
     names = convert(
@@ -158,6 +163,7 @@ def _get_rows(model: nn.Module, data: Any) -> Rows | None:
     if data is None:
         return None
     check_is_unwrapped(model, "chop.quantize with data")
+    check_has_python(model)
     return cast_inputs(model, {"": read_inputs(model, data)})[""]
 
 
@@ -241,13 +247,14 @@ def compress(
     code = {"evaluate": evaluate, "loss": loss}
     named |= {name: each for name, each in code.items() if isinstance(each, str)}
     check_are_used(settings)
+    lower_is_better = convert(lower_is_better, bool, "lower_is_better")
     taught = Distillation.read(distill, model)
     named |= {} if taught is None else _settings_of_distillation(taught)
     for name in settings.keys() & named.keys():
         raise ConfigError(f"chop.compress: '{name}' is given twice, once in distill; drop one.")
     config = parse(CompressConfig, {**settings, **named}, "chop.compress")
     with options_in_messages(False):
-        trains = task or loss
+        trains = task is not None or loss is not None
         data, test = (with_label_column(each, config.label_column) for each in (data, test))
         splits = (
             rows_by_split(data, test)

@@ -122,6 +122,8 @@ def rows_by_split(data: Any, test: Any) -> dict[str, Any]:
                 f"data: expected the splits train, test and validation, got '{unknown[0]}'."
             )
         splits = dict(data)
+        if splits["train"] is None:
+            raise ConfigError("data['train']: expected labeled rows, such as (X, y), got None.")
     else:
         splits = {"train": data}
     if test is not None:

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from chop.errors import CaptureError, GuardError
+from chop.errors import CaptureError, GuardError, describe
 
 
 def tree_parts(value: Any, fields: bool = True) -> dict[Any, Any] | None:
@@ -90,7 +90,7 @@ def read_field(value: Any, name: str) -> Any:
         is_object = dataclasses.is_dataclass(value)
         names = {field.name for field in dataclasses.fields(value)} if is_object else set()
     if name not in names:
-        raise GuardError(f"expected an input with the field '{name}', got {value!r}")
+        raise GuardError(f"expected an input with the field '{name}', got {describe(value)}")
     return getattr(value, name)
 
 

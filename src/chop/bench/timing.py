@@ -21,7 +21,8 @@ from chop.bench.outputs import copied, largest_difference
 from chop.bench.peak_memory import peak_bytes
 from chop.bench.record import Comparison, Measured, format_seconds
 from chop.bench.statistics import MIN_PAIRS, Interval, paired_ratio
-from chop.errors import ConfigError, did_you_mean
+from chop.config import with_checked_arguments
+from chop.errors import ConfigError, describe, did_you_mean
 
 METHODS = ("paired", "torch", "time")
 
@@ -47,7 +48,7 @@ class Variant:
                 f"{'neither' if self.call is None else 'both'}."
             )
         if not callable(given := self.call or self.prepare):
-            raise ConfigError(f"variant '{self.name}': expected a function, got {given!r:.80}.")
+            raise ConfigError(f"variant '{self.name}': expected a function, got {describe(given)}.")
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class _Ready:
     outputs: list[Tensor]
 
 
+@with_checked_arguments
 def compare(
     variants: Sequence[Variant],
     baseline: str | None = None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from chop.capture.huggingface.inputs import INPUT_MAKERS, InputSizes, default_names
-from chop.errors import CaptureError, ConfigError, did_you_mean
+from chop.errors import CaptureError, ConfigError, describe, did_you_mean
 
 BATCH = 3
 LENGTH = 14
@@ -55,17 +55,30 @@ def check_parameters(
         ConfigError: if a name is not a parameter, or the names are a single text.
     """
     if isinstance(names, str):
-        raise ConfigError(f"expected a list of names of inputs, got {names!r}; pass [{names!r}].")
+        raise ConfigError(
+            f"expected a list of names of inputs, got {describe(names)}; pass [{names!r}]."
+        )
     parameters = inspect.signature(model.forward).parameters
     if allows_others and any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return parameters
     for name in names:
         if name not in parameters:
             raise ConfigError(
-                f"expected a parameter of {type(model).__name__}.forward, got {name!r}; "
+                f"expected a parameter of {type(model).__name__}.forward, got {describe(name)}; "
                 f"{did_you_mean(name, parameters)}"
             )
     return parameters
+
+
+def check_are_complete(model: nn.Module, names: Collection[str]) -> None:
+    """Raises ConfigError if a parameter of `forward` has no default and is not among the names."""
+    for name, each in inspect.signature(model.forward).parameters.items():
+        is_named = each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+        if is_named and each.default is each.empty and name not in names:
+            raise ConfigError(
+                f"{type(model).__name__}.forward has no default for '{name}': expected an example "
+                f"of it, dummy_in={{'{name}': ...}}, or a value in cf_args."
+            )
 
 
 def dummy_inputs(

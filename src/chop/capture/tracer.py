@@ -16,7 +16,7 @@ from torch import nn
 
 from chop.base.nested import tree_map
 from chop.capture.huggingface.patches import hf_capture_patches
-from chop.capture.inputs import check_parameters, dummy_inputs, is_guessed
+from chop.capture.inputs import check_are_complete, check_parameters, dummy_inputs, is_guessed
 from chop.capture.recording.source import definition_line
 from chop.capture.recording.untraced_effects import check_initialized
 from chop.capture.tensor_kinds import check_kinds
@@ -101,6 +101,7 @@ def capture(
         inputs = {name: value for name, value in inputs.items() if name not in OPTIONAL}
     job = _Job(model, dict(concrete_args or {}), tuple(leaves), strict)
     example = _copy_inputs(_remove_fixed(model, _choose_inputs(model, inputs, names), job.fixed))
+    check_are_complete(model, {*example, *job.fixed})
     check_input_names(example)
     check_kinds(model, example)
     named = input_names is not None and not asked

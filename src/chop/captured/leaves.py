@@ -13,7 +13,7 @@ from chop.captured.huggingface.cache import cache_tensors, is_cache
 from chop.captured.layers.expert_linear import ExpertLinear
 from chop.captured.overrides import why_not_its_class
 from chop.captured.runtime import FastPathPadding
-from chop.errors import CaptureError, ConfigError, did_you_mean
+from chop.errors import CaptureError, ConfigError, describe, did_you_mean
 from chop.private.modules import GRADIENT_HOOKS
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -45,7 +45,7 @@ class LeafRule:
         names = dict(model.named_modules(remove_duplicate=False))
         for path in self._paths - names.keys():
             raise ConfigError(
-                f"expected the path of a submodule as a leaf, got {path!r}; "
+                f"expected the path of a submodule as a leaf, got {describe(path)}; "
                 f"{did_you_mean(path, names)}"
             )
 

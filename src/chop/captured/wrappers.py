@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
 from chop.captured.overrides import is_compiled_wrapper
 from chop.errors import CaptureError, ConfigError
@@ -88,11 +89,17 @@ def check_is_unwrapped(model: nn.Module, where: str) -> None:
 
 
 def check_has_values(model: nn.Module, name: str) -> None:
-    """Checks that the parameters of a model are not on the meta device.
+    """Checks that no parameter of a model is on the meta device, or of a lazy layer without sizes.
 
     Raises:
         ConfigError: if one is.
     """
+    lazy = [path for path, value in model.named_parameters() if is_lazy(value)]
+    if lazy:
+        raise ConfigError(
+            f"'{name}' has lazy layers whose weights have no values yet, such as {lazy[0]}; call "
+            "it once on a batch, and load or train its weights."
+        )
     if any(value.is_meta for value in model.parameters()):
         raise ConfigError(f"'{name}' has weights without values (device meta); load them first.")
 

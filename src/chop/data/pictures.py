@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chop.base.files.reading import read_bytes
+from chop.data.splits import check_splits
 from chop.errors import ConfigError, first_line
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ def picture_column(splits: DatasetDict) -> str | None:
     """Returns the column with encoded images that are not labels, or None."""
     from datasets import Image
 
+    check_splits(splits)
     features = splits["train"].features
     pictures = [name for name, kind in features.items() if isinstance(kind, Image)]
     return next((name for name in pictures if name not in ("labels", "label")), None)

@@ -24,7 +24,13 @@ def check_splits(data: Any) -> None:
         given = f"a {type(other).__name__} as '{name}'"
         hint = "; chop.compress, chop.quantize and chop.train take arrays, frames and loaders"
     else:
-        given = "None" if data is None else type(data).__name__ if data != {} else "no split"
+        given = (
+            "None"
+            if data is None
+            else "no split"
+            if isinstance(data, dict)
+            else type(data).__name__
+        )
         hint = "; pass {'train': it}" if isinstance(data, datasets.Dataset) else ""
     raise ConfigError(
         f"data set: expected a name, a path or a datasets.DatasetDict, got {given}{hint}."

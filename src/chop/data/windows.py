@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from chop.config import with_checked_arguments
+from chop.data.splits import check_splits
 from chop.data.tokenizer import encode
 from chop.errors import ConfigError
 
@@ -20,6 +21,7 @@ TEXT_BUILDER = "text"
 
 def is_running_text(splits: DatasetDict) -> bool:
     """Returns true for .txt files, whose rows are lines rather than separate texts."""
+    check_splits(splits)
     return any(split.info.builder_name == TEXT_BUILDER for split in splits.values())
 
 

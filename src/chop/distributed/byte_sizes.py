@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from chop.errors import PlanError
+from chop.errors import PlanError, describe
 
 UNITS = {
     "b": 1,
@@ -33,5 +33,7 @@ def parse_bytes(value: int | str, where: str = "memory") -> int:
     unit = UNITS.get((match[2] or "b").lower()) if match else None
     size = int(float(match[1]) * unit) if match and unit else 0
     if size < 1:
-        raise PlanError(f"{where}: expected bytes, such as 4GB, 512MiB or 1000000, got {value!r}.")
+        raise PlanError(
+            f"{where}: expected bytes, such as 4GB, 512MiB or 1000000, got {describe(value)}."
+        )
     return size

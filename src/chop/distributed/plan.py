@@ -15,7 +15,7 @@ from torch import nn
 from chop.base.files import atomic_file
 from chop.base.files.documents import read_json
 from chop.distributed.placements import REPLICATED, normalized, shard_dim
-from chop.errors import ConfigError, PlanError, did_you_mean
+from chop.errors import ConfigError, PlanError, describe, did_you_mean
 from chop.ir.graph import MaseGraph
 
 FORMAT = "chop sharding plan"
@@ -178,7 +178,7 @@ def parse_mesh(value: Any, where: str = "mesh") -> tuple[int, ...]:
         mesh = ()
     if not mesh or min(mesh) < 1 or len(mesh) < len(sizes):
         raise PlanError(
-            f"{where}: expected the processes per axis, such as 4 or 2x2, got {value!r}."
+            f"{where}: expected the processes per axis, such as 4 or 2x2, got {describe(value)}."
         )
     if math.prod(mesh) > MOST_PROCESSES:
         raise PlanError(
@@ -209,7 +209,7 @@ def _check_name(what: str, name: str, known: Collection[str]) -> None:
 
 def _mapping(value: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise PlanError(f"{where}: expected an object, got {value!r}.")
+        raise PlanError(f"{where}: expected an object, got {describe(value)}.")
     return value
 
 
@@ -217,6 +217,8 @@ def _placements(value: Any, where: str) -> dict[str, Placements]:
     placements = {}
     for name, texts in _mapping(value, where).items():
         if not isinstance(texts, list | tuple) or not all(isinstance(t, str) for t in texts):
-            raise PlanError(f"{where}.{name}: expected texts such as ['S0'], got {texts!r}.")
+            raise PlanError(
+                f"{where}.{name}: expected texts such as ['S0'], got {describe(texts)}."
+            )
         placements[name] = tuple(texts)
     return placements

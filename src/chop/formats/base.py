@@ -28,8 +28,8 @@ from chop.base.plugins import (
     missing,
     other_version,
 )
-from chop.config import check_fields, parse
-from chop.errors import ConfigError, did_you_mean
+from chop.config import check_fields, parse, with_checked_arguments
+from chop.errors import ConfigError, describe, did_you_mean
 from chop.formats import reference, transforms
 from chop.formats.encoded import Encoded
 from chop.formats.inputs import TAKING_TENSORS, check_tensor, checking, counting
@@ -83,7 +83,8 @@ class NumberFormat(Quantizer):
             if not name.isidentifier():
                 raise ConfigError(
                     f"number format {cls.__name__}: expected a name of letters, digits and "
-                    f"underscores, because a format is written as name:key=value, got {name!r}."
+                    f"underscores, because a format is written as name:key=value, got "
+                    f"{describe(name)}."
                 )
             REGISTRY[name] = cls
 
@@ -96,7 +97,7 @@ class NumberFormat(Quantizer):
         object.__setattr__(self, "key", json.dumps({"name": self.name, **fields}))
         layout = self.layout() if self.is_fitted else None
         if not isinstance(layout, Layout | None):
-            raise ConfigError(f"{self.name}.layout(): expected a Layout, got {layout!r:.60}.")
+            raise ConfigError(f"{self.name}.layout(): expected a Layout, got {describe(layout)}.")
         # An infinity is counted by no statistic, but may make its group NaN.
         may_count = self.is_fitted and (layout is None or layout.has_nan)
         object.__setattr__(self, "neutral", 0.0 if may_count else -math.inf)
@@ -303,6 +304,7 @@ def formats() -> list[type[NumberFormat]]:
     return list(dict.fromkeys(REGISTRY.values()))
 
 
+@with_checked_arguments
 def get_format(name: str | None) -> type[NumberFormat]:
     """Returns the format class of a name; None is the identity format `float`.
 
@@ -329,6 +331,7 @@ def get_format(name: str | None) -> type[NumberFormat]:
     return kind
 
 
+@with_checked_arguments
 def parse_format(settings: Any, where: str = "format") -> NumberFormat:
     """Parses a format from an instance, a name, None, or a mapping with `name` and fields.
 
@@ -349,7 +352,9 @@ def parse_format(settings: Any, where: str = "format") -> NumberFormat:
     if settings is None or isinstance(settings, str):
         settings = {"name": settings}
     if not isinstance(settings, Mapping):
-        raise ConfigError(f"{where}: expected a format, a name or a mapping, got {settings!r}.")
+        raise ConfigError(
+            f"{where}: expected a format, a name or a mapping, got {describe(settings)}."
+        )
     fields = {key: value for key, value in settings.items() if key not in ("name", PACKAGE)}
     if PACKAGE in settings and settings.get("name") not in REGISTRY:
         raise PluginError(
@@ -369,6 +374,7 @@ def parse_format(settings: Any, where: str = "format") -> NumberFormat:
     return number_format
 
 
+@with_checked_arguments
 def stored_settings(number_format: NumberFormat) -> dict[str, Any]:
     """Returns the settings of a format for a file, with the package that defines it.
 
@@ -380,6 +386,7 @@ def stored_settings(number_format: NumberFormat) -> dict[str, Any]:
     return settings if package in (OWN, PROGRAM) else {**settings, PACKAGE: package}
 
 
+@with_checked_arguments
 @lru_cache(maxsize=4096)
 def from_key(key: str) -> NumberFormat:
     """Returns the format of a key."""

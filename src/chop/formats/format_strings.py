@@ -8,7 +8,8 @@ import re
 from typing import Any
 
 from chop.base.files.documents import parse_json
-from chop.errors import ConfigError, first_line
+from chop.config import with_checked_arguments
+from chop.errors import ConfigError, describe, first_line
 from chop.formats.base import REGISTRY, NumberFormat, parse_format
 from chop.formats.integer import Integer
 
@@ -41,7 +42,9 @@ def parse_format_string(text: str) -> NumberFormat:
         ConfigError: if the text is malformed, or a field is unknown, repeated or out of range.
     """
     if not isinstance(text, str):
-        raise ConfigError(f"format: expected a text, such as 'mxint:width=4', got {text!r:.80}.")
+        raise ConfigError(
+            f"format: expected a text, such as 'mxint:width=4', got {describe(text)}."
+        )
     if FIELD_AFTER_COMMA.search(text):
         raise ConfigError(_with_comma(text))
     if count := len(OUTER_COMMA.findall(text)):
@@ -94,6 +97,7 @@ def with_width(text: str) -> str:
     return f"{short[1]}:width={short[2]}{colon}{fields}"
 
 
+@with_checked_arguments
 def format_string(number_format: NumberFormat) -> str:
     """Returns the shortest text that `parse_format_string` parses to this format.
 

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, get_args
 import torch.nn.functional as F
 from torch import Tensor
 
-from chop.errors import ConfigError
+from chop.errors import ConfigError, describe
 
 Granularity = Literal["tensor", "channel", "row"]
 """One scale for the tensor, for each index of the first axis, or for each row of the last axis."""
@@ -118,7 +118,9 @@ class Whole(Groups):
     def __post_init__(self) -> None:
         if self.granularity not in get_args(Granularity):
             choices = ", ".join(get_args(Granularity))
-            raise ConfigError(f"Whole: expected one of {choices}, got {self.granularity!r}.")
+            raise ConfigError(
+                f"Whole: expected one of {choices}, got {describe(self.granularity)}."
+            )
 
     def split(self, x: Tensor) -> Tensor:
         """Returns (groups, elements per group)."""
@@ -172,7 +174,8 @@ class Blocks(Groups):
         is_tuple = isinstance(self.sizes, tuple) and len(self.sizes) > 0
         if not is_tuple or not all(isinstance(size, int) and size > 0 for size in self.sizes):
             raise ConfigError(
-                f"Blocks: expected a tuple of positive sizes, such as (32,), got {self.sizes!r}."
+                f"Blocks: expected a tuple of positive sizes, such as (32,), got "
+                f"{describe(self.sizes)}."
             )
 
     @property

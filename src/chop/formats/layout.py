@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from chop.errors import ConfigError
+from chop.errors import ConfigError, describe
 from chop.formats.elements import Element, Rounding
 from chop.formats.groups import WHOLE_TENSOR, Groups
 from chop.formats.scaling import ConstantScale, LearnedScale, Scaling
@@ -75,7 +75,7 @@ class Layout:
     def __post_init__(self) -> None:
         for name, (kind, text) in PARTS.items():
             if not isinstance(part := getattr(self, name), kind):
-                raise ConfigError(f"layout: expected {text} as {name}, got {part!r:.60}.")
+                raise ConfigError(f"layout: expected {text} as {name}, got {describe(part)}.")
         if not isinstance(getattr(self.element, "width", None), int):
             name = type(self.element).__name__
             raise ConfigError(f"layout: {name} has no width, the bits of a code.")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from chop.errors import ConfigError, did_you_mean
+from chop.errors import ConfigError, describe, did_you_mean
 from chop.formats.format_strings import parse_format_string, with_width
 
 PREFIX = "re:"
@@ -55,7 +55,7 @@ class Recipe:
         if not isinstance(overrides, Mapping) or not _are_texts([*overrides, *overrides.values()]):
             raise ConfigError(
                 f"{where}.overrides: expected formats by pattern, such as "
-                f"{{'re:.*down_proj': 'mxint8'}}, got {overrides!r}."
+                f"{{'re:.*down_proj': 'mxint8'}}, got {describe(overrides)}."
             )
         names = names_of_setting(skip, f"{where}.skip")
         for pattern in (*overrides, *names):
@@ -167,7 +167,7 @@ def names_of_setting(given: object, where: str) -> tuple[str, ...]:
         return () if given is None else (given,)
     if isinstance(given, Sequence | set | frozenset) and _are_texts(given):
         return tuple(given)
-    raise ConfigError(f"{where}: expected a name or a list of names, got {given!r}.")
+    raise ConfigError(f"{where}: expected a name or a list of names, got {describe(given)}.")
 
 
 def check_pattern(pattern: str, where: str) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from chop.errors import ConfigError
+from chop.errors import ConfigError, describe
 from chop.formats.chunks import CHUNK
 from chop.formats.elements import Element
 from chop.formats.exponents import BIAS, MANTISSA_BITS, exp2
@@ -304,7 +304,8 @@ class ConstantScale(StaticScale):
     def __post_init__(self) -> None:
         if not isinstance(self.given, tuple):
             raise ConfigError(
-                f"ConstantScale: expected a tuple of numbers, got {self.given!r}. A format without "
+                f"ConstantScale: expected a tuple of numbers, got "
+                f"{describe(self.given)}. A format without "
                 "scales has the layout Layout(element)."
             )
 

@@ -9,7 +9,7 @@ from typing import Any, get_args
 from torch import Tensor
 
 from chop.config import convert
-from chop.errors import ConfigError, did_you_mean
+from chop.errors import ConfigError, check_known, describe, did_you_mean
 from chop.formats.base import INPUT_OPERANDS, OPERANDS, NumberFormat, get_format, parse_format
 from chop.formats.float import Float
 from chop.formats.lsq import LearnableFormat, learnable_names, learns
@@ -94,7 +94,7 @@ class QuantSpec:
         if isinstance(settings, QuantSpec):
             return settings.only(operands)
         if not isinstance(settings, Mapping):
-            raise ConfigError(f"{where}: expected a mapping, got {settings!r}.")
+            raise ConfigError(f"{where}: expected a mapping, got {describe(settings)}.")
         settings = read_config(settings, where)
         keys = _sort_keys(settings, where)
         bypass = convert(settings.get("bypass"), bool | None, f"{where}.bypass")
@@ -149,12 +149,10 @@ class QuantSpec:
         for operand, given in self.items():
             if not isinstance(given, Quantizer):
                 raise ConfigError(
-                    f"{operand}: expected a number format, such as Integer(8, 4), got {given!r}."
+                    f"{operand}: expected a number format, such as Integer(8, 4), got "
+                    f"{describe(given)}."
                 )
-        if self.gradient not in get_args(Gradient):
-            raise ConfigError(
-                f"gradient '{self.gradient}': {did_you_mean(self.gradient, get_args(Gradient))}"
-            )
+        check_known(self.gradient, get_args(Gradient), "gradient")
         if self.gradient == "lsq" and not self.is_float and not self.lsq_operands:
             raise ConfigError(_nothing_to_learn(self))
 

@@ -17,7 +17,8 @@ FORMATS = (
     "mxint (weights)"
 )
 UNFORMATTED = (
-    "set a format for the remaining float operators with the key 'missing', such as '8.auto'"
+    "quantize the remaining float operators with quantize_transform_pass, or by the key 'missing' "
+    "of lower_to_integer_transform_pass, such as {'batches': [inputs], 'missing': '8.auto'}"
 )
 REST = (
     "use the operators under 'Components' in docs/guide/circuit-operators.md instead, or leave "

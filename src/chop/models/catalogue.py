@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from chop.config import with_checked_arguments
 from chop.data import TEXT_DATASETS, DatasetInfo
 from chop.data.catalogue import Kind
 from chop.errors import ConfigError, did_you_mean
@@ -195,6 +196,7 @@ def add_row(row: ModelInfo) -> None:
     MODELS[row.name] = _ROWS_BY_NAME[_plain_name(row.name)] = row
 
 
+@with_checked_arguments
 def get_model_info(name: str) -> ModelInfo:
     """Returns the row of a model by its name or its name on the hub.
 
@@ -207,6 +209,7 @@ def get_model_info(name: str) -> ModelInfo:
     return info
 
 
+@with_checked_arguments
 def find_model_info(name: str) -> ModelInfo | None:
     """Returns the row of a model; None for folders and hub names that are not in the table."""
     return _ROWS_BY_NAME.get(_plain_name(name))

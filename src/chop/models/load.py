@@ -76,6 +76,7 @@ def continues_texts(model: nn.Module | str) -> bool:
     return continues_texts(getattr(record, "class_name", type(model).__name__))
 
 
+@with_checked_arguments
 @fitting_packages()
 def load_model(
     name_or_path: str | Path,
@@ -84,7 +85,7 @@ def load_model(
     task: str | None = None,
     pretrained: bool = True,
     weights: str | Path | None = None,
-    seed: int = 0,
+    seed: Annotated[int, Range(0)] = 0,
 ) -> nn.Module:
     """Loads a model in evaluation mode: built-in, Hugging Face, timm, or your own.
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from chop.base.plugins import Registry
 from chop.config import ignoring, parse, without_na
-from chop.errors import ConfigError, GraphError, did_you_mean
+from chop.errors import ConfigError, GraphError, describe, did_you_mean
 from chop.ir.graph import MaseGraph, Provenance
 from chop.ir.verify import verify
 from chop.nn.packed import PackedOperator
@@ -123,7 +123,9 @@ def graph_pass(
             _run_missing(result, requires)
             info = function(result, settings)
             if not isinstance(info, dict):
-                raise ConfigError(f"{name}: {USAGE}, which returns a dictionary, got {info!r:.80}.")
+                raise ConfigError(
+                    f"{name}: {USAGE}, which returns a dictionary, got {describe(info)}."
+                )
             result.provenance.append(Provenance(name, repr(settings)[:MAX_CONFIG_TEXT]))
             if result.is_captured:
                 verify(result)
@@ -225,4 +227,4 @@ def _parse(config: type[C] | Callable[[Mapping[str, Any]], C], settings: Any, wh
         return parsed
     if isinstance(settings, Mapping | None):
         return config(dict(settings or {}))
-    raise ConfigError(f"{where}: expected a mapping, got {settings!r}.")
+    raise ConfigError(f"{where}: expected a mapping, got {describe(settings)}.")

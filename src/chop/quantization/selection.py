@@ -12,7 +12,7 @@ from torch import fx, nn
 from chop.base.notices import warn_once
 from chop.captured.overrides import why_not_its_class
 from chop.config import convert, ignoring, without_na
-from chop.errors import ConfigError, did_you_mean
+from chop.errors import ConfigError, describe, did_you_mean
 from chop.formats import QuantSpec, parse_format_string
 from chop.formats.recipe import PREFIX, Recipe, check_pattern, match_paths, nearest
 from chop.ir.graph import MaseGraph, node_metadata
@@ -247,7 +247,7 @@ def _get_config(key: str, entry: Any, where: str) -> Settings:
         entry = entry["config"]
         if isinstance(entry, Mapping | QuantSpec):
             return entry
-    raise ConfigError(f"{where}['{key}']: expected {{'config': {{...}}}}, got {entry!r}.")
+    raise ConfigError(f"{where}['{key}']: expected {{'config': {{...}}}}, got {describe(entry)}.")
 
 
 def check_its_class(module: nn.Module, path: str, where: str) -> None:

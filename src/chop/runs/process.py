@@ -7,7 +7,7 @@ import re
 from typing import Literal
 
 from chop.base.files.temporary import started, system_id
-from chop.errors import ConfigError
+from chop.errors import ConfigError, describe
 
 Status = Literal["running", "stopped", "ended", "elsewhere"]
 
@@ -36,7 +36,7 @@ def process_status(identity: str) -> Status:
 
     parts = identity.rsplit(":", 2)
     if len(parts) != 3 or not re.fullmatch(r"[0-9]{1,9}", parts[1]):
-        raise ConfigError(f"process: got {identity!r}, expected SYSTEM:PID:STARTED.")
+        raise ConfigError(f"process: got {describe(identity)}, expected SYSTEM:PID:STARTED.")
     system, number, started = parts
     if system != system_id():
         return "elsewhere"

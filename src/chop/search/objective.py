@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from chop.errors import ChopError, ConfigError, check_known, did_you_mean
+from chop.errors import ChopError, ConfigError, check_known, describe, did_you_mean
 from chop.search.space import Config
 
 Direction = Literal["maximize", "minimize"]
@@ -162,7 +162,7 @@ def check_values(values: Mapping[str, float], goals: Goals) -> dict[str, float]:
     """
     if not isinstance(values, Mapping):
         raise ConfigError(
-            f"the measure returned {values!r}, expected a mapping of names to numbers."
+            f"the measure returned {describe(values)}, expected a mapping of names to numbers."
         )
     try:
         numbers = {name: float(value) for name, value in values.items()}

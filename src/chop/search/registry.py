@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chop.base.plugins import Registry
-from chop.errors import ConfigError, did_you_mean
+from chop.errors import ConfigError, describe, did_you_mean
 from chop.search.space import ParamEncoding, SearchSpace
 
 if TYPE_CHECKING:
@@ -121,6 +121,9 @@ def sampler_row(sampler: str | BaseSampler) -> SamplerRow:
         ConfigError: if the name is unknown.
     """
     if not isinstance(sampler, str):
+        import optuna
+
+        _check_kind("sampler", sampler, optuna.samplers.BaseSampler)
         return SamplerRow(lambda space, seed: sampler)
     if sampler not in SAMPLERS:
         raise ConfigError(f"sampler '{sampler}': {did_you_mean(sampler, SAMPLERS)}")
@@ -138,11 +141,19 @@ def make_pruner(pruner: str | BasePruner | None) -> BasePruner:
     if pruner is None:
         return optuna.pruners.NopPruner()
     if not isinstance(pruner, str):
+        _check_kind("pruner", pruner, optuna.pruners.BasePruner)
         return pruner
     if pruner not in PRUNERS:
         raise ConfigError(f"pruner '{pruner}': {did_you_mean(pruner, PRUNERS)}")
     instance: BasePruner = getattr(optuna.pruners, PRUNERS[pruner])()
     return instance
+
+
+def _check_kind(setting: str, given: object, kind: type) -> None:
+    if not isinstance(given, kind):
+        raise ConfigError(
+            f"{setting}: expected a name or Optuna's {kind.__name__}, got {describe(given)}."
+        )
 
 
 def derive_seed(seed: int, parts: Sequence[object]) -> int:

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from chop.base.notices import warn_once
-from chop.errors import ConfigError, did_you_mean
+from chop.errors import ConfigError, describe, did_you_mean
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -52,14 +52,15 @@ class Choice:
 
     def __post_init__(self) -> None:
         if not self.name or not isinstance(self.name, str):
-            raise ConfigError(f"name of a choice: expected a str, got {self.name!r}.")
+            raise ConfigError(f"name of a choice: expected a str, got {describe(self.name)}.")
         if not isinstance(self.options, Mapping) or not self.options:
             given = repr(self.options) if self.options else "none"
             raise ConfigError(f"choice '{self.name}': expected options by text, got {given}.")
         wrong = [text for text in self.options if not isinstance(text, str)]
         if wrong:
             raise ConfigError(
-                f"choice '{self.name}': an option's text is {wrong[0]!r}, expected a str; its "
+                f"choice '{self.name}': an option's text is "
+                f"{describe(wrong[0])}, expected a str; its "
                 "value may be anything."
             )
         object.__setattr__(self, "options", dict(self.options))
@@ -132,7 +133,7 @@ class SearchSpace:
         given = tuple(self.choices) if isinstance(self.choices, Iterable) else (self.choices,)
         wrong = [each for each in given if not isinstance(each, Choice)]
         if wrong or isinstance(self.choices, Choice):
-            got = f"{(wrong or given)[0]!r:.80}"
+            got = describe((wrong or given)[0])
             raise ConfigError(f"choices: expected a tuple of choices, got {got}.")
         object.__setattr__(self, "choices", given)
         names = [choice.name for choice in self.choices]
@@ -155,7 +156,7 @@ class SearchSpace:
     def check(self, config: Config) -> None:
         """Raises ConfigError unless `config` has one valid option for each choice."""
         if not isinstance(config, Mapping):
-            raise ConfigError(f"expected a mapping of choices, got {config!r}.")
+            raise ConfigError(f"expected a mapping of choices, got {describe(config)}.")
         for name, text in config.items():
             if name not in self.by_name:
                 raise ConfigError(f"unknown choice '{name}': {did_you_mean(name, self.by_name)}")

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from chop.config import Range, with_checked_arguments
 from chop.errors import ChopError, ConfigError
 from chop.search.artifacts import Artifacts, Save
 from chop.search.identity import get_identity
@@ -79,6 +80,7 @@ class Search:
         {'x': '2', 'y': '3'}
     """
 
+    @with_checked_arguments
     def __init__(
         self,
         space: SearchSpace,
@@ -90,9 +92,9 @@ class Search:
         storage: str | None = None,
         out: str | Path | None = None,
         name: str = "search",
-        seed: int = 0,
+        seed: Annotated[int, Range(0)] = 0,
         save: Save | None = None,
-        keep: int = 1,
+        keep: Annotated[int, Range(1)] = 1,
         problem: Mapping[str, Any] | None = None,
         catch: tuple[type[Exception], ...] = (),
         start: Sequence[Config] = (),
@@ -101,9 +103,6 @@ class Search:
         _check_measure(measure)
         self.space, self.measure = space, measure
         self.goals = (goals,) if isinstance(goals, Goal | Constraint) else tuple(goals)
-        for goal in self.goals:
-            if not isinstance(goal, Goal | Constraint):
-                raise ConfigError(f"goals: expected Goal or Constraint, got {goal!r}.")
         self.sampler, self.pruner, self.seed = sampler, make_pruner(pruner), seed
         self.out = None if out is None else Path(out).expanduser().absolute()
         self.url = storage_url(storage, self.out)
@@ -136,6 +135,7 @@ class Search:
             optuna_study.follow(ledger.rows)
             return optuna_study.study
 
+    @with_checked_arguments
     def run(self, until: int, workers: int = 1, progress: bool = True, wait: bool = True) -> Result:
         """Runs trials until the study has `until` configurations, including those of earlier runs.
 
@@ -371,9 +371,7 @@ class Search:
 
 
 def _check_measure(measure: Any) -> None:
-    """Raises ConfigError unless a measure is a function of a configuration and a reporter."""
-    if not callable(measure):
-        raise ConfigError(f"measure: expected a function, got {measure!r:.80}.")
+    """Raises ConfigError unless a function takes a configuration and a reporter."""
     try:
         inspect.signature(measure).bind(None, None)
     except TypeError as error:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from chop import passes
+from chop.captured.wrappers import check_is_module
 from chop.config import Range, with_checked_arguments
 from chop.ir.graph import MaseGraph
 from chop.nn.quantized import QuantizedOperator
@@ -43,6 +44,7 @@ def calibration_batches(
     Raises:
         ConfigError: if no column matches an input of the model, or `rows` is below 1.
     """
+    check_is_module(model, "calibration_batches")
     chosen = read_rows(take_split(dataset, "train")).spread(rows)
     columns = input_columns(model, [*chosen.columns, LABELS])
     device = next(model.parameters(), torch.empty(0)).device

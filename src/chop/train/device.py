@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from chop.config import convert
 from chop.errors import ConfigError
 
 
@@ -15,6 +16,7 @@ def usable_device(name: str | torch.device | None = None) -> torch.device:
     Raises:
         ConfigError: if the device is missing or holds no data, like "meta".
     """
+    name = convert(name, str | torch.device | None, "device")
     chosen = name or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         held = torch.zeros(1, device=chosen)

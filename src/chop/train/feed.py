@@ -7,15 +7,15 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from numbers import Integral
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from chop.base.files.limits import reached_limit
 from chop.captured.wrappers import check_has_values, check_is_module
-from chop.errors import ChopError, ConfigError, first_line
+from chop.errors import ChopError, ConfigError, describe, first_line
 from chop.train.device import usable_device
 from chop.train.model_io import LABELS, fed_columns, read_answers
 from chop.train.rows import Rows, padding_token, read_rows, task_for
@@ -66,9 +66,10 @@ class Feed:
         asked = None if task is None else find_task(task)
         self.rows = read_rows(rows, asked)
         self.task = task_for(asked, self.rows)
-        if not isinstance(batch_size, int | np.integer) or batch_size < 1:
+        is_whole = isinstance(batch_size, Integral) and not isinstance(batch_size, bool)
+        if not is_whole or batch_size < 1:
             raise ConfigError(
-                f"batch_size: expected a whole number, 1 or more, got {batch_size!r:.40}."
+                f"batch_size: expected a whole number, 1 or more, got {describe(batch_size)}."
             )
         held = next(model.parameters(), torch.empty(0)).device
         self.device = held if device is None else usable_device(device)

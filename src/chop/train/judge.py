@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from chop.base.notices import warn_once
 from chop.captured.leaves import tensors_in
 from chop.captured.module import CapturedModule
-from chop.errors import ConfigError, GraphError
+from chop.errors import ConfigError, GraphError, describe
 from chop.ir.graph.to_module import to_module
 from chop.kernels.matmul_precision import matmul_precision
 from chop.nn import cached_weights
@@ -35,7 +35,7 @@ class Judge:
 
     Attributes:
         function: called with the model in evaluation mode and without gradients; returns a number,
-            or a sequence with one number per row, of which the mean is used.
+            or a list or array with one number per row, of which the mean is used.
         name: name of the number in tables and results.
         higher_is_better: true if a larger number is a better model.
         code: name of the function in a command, `file.py:fn`; "" if it was passed in Python.
@@ -112,12 +112,13 @@ class Judge:
 
     def _numbers(self, given: Any) -> tuple[Tensor, bool]:
         wrong = ConfigError(
-            f"{self.title}: returned {_describe(given)}, expected a number or a "
-            "sequence with one number per row."
+            f"{self.title}: returned {describe(given)}, expected a number, or a list or array with "
+            "one number per row."
         )
         if isinstance(given, numbers.Real) and not isinstance(given, bool | np.bool_):
             return torch.tensor([float(given)], dtype=torch.float64), False
-        if not isinstance(given, Tensor | np.ndarray | list | tuple):
+        # A tuple has several numbers, such as a loss and an accuracy, whose mean has no meaning.
+        if not isinstance(given, Tensor | np.ndarray | list):
             raise wrong
         try:
             scores = torch.as_tensor(given).detach().cpu()
@@ -181,7 +182,7 @@ def _check_function(function: Any, count: int, setting: str, takes: str) -> None
         ConfigError: if it does not.
     """
     if not callable(function) or isinstance(function, nn.Module | type):
-        raise ConfigError(f"{setting}: expected a function of {takes}, got {_describe(function)}.")
+        raise ConfigError(f"{setting}: expected a function of {takes}, got {describe(function)}.")
     try:
         inspect.signature(function).bind(*[None] * count)
     except TypeError as error:
@@ -210,7 +211,7 @@ def checked_loss(function: Any, code: str = "") -> Callable[[Any, Tensor], Tenso
             value = function(output, labels)
         if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
             raise ConfigError(
-                f"{title}: returned {_describe(value)}, expected one number with a "
+                f"{title}: returned {describe(value)}, expected one number with a "
                 "gradient, such as the mean over the rows."
             )
         if bool(value.isnan()) and not any(bool(x.isnan().any()) for x in _floats_in(output)):
@@ -226,9 +227,3 @@ def _floats_in(output: Any) -> list[Tensor]:
 
 def _mean(predictions: Tensor, labels: Tensor) -> float:
     return predictions.double().mean().item()
-
-
-def _describe(given: Any) -> str:
-    if isinstance(given, Tensor | np.ndarray):
-        return f"a {type(given).__name__} of shape {list(given.shape)} ({given.dtype})"
-    return f"{given!r:.60}"

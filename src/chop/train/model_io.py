@@ -211,6 +211,12 @@ def read_output(output: Any) -> tuple[Tensor | None, Tensor]:
             f"expected a model that returns real numbers, got {logits.dtype}: let its forward "
             "return their magnitude (.abs()) or parts."
         )
+    if isinstance(logits, Tensor) and (logits.dtype == torch.bool or not logits.dim()):
+        got = "bool" if logits.dim() else "a single number"
+        raise ConfigError(
+            f"expected a model that returns the scores of each row, got {got}: let its forward "
+            "return them before they are compared or averaged."
+        )
     if not isinstance(logits, Tensor):
         got = type(output).__name__
         if isinstance(output, Mapping):

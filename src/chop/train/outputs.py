@@ -21,6 +21,7 @@ from torch import Tensor
 
 from chop.base.nested import tree_parts
 from chop.base.notices import assume
+from chop.config import convert
 from chop.errors import ConfigError, check_known
 from chop.train.metric import Metric
 from chop.train.task import TASKS, Labels, Task
@@ -108,6 +109,7 @@ def find_outputs_task(named: str | Mapping[str, str | Task]) -> Task:
         if isinstance(task, str):
             check_known(task, TASKS, f"unknown task of '{name}'")
             task = TASKS[task]
+        task = convert(task, Task, f"task of '{name}'")
         if task.labels_from is not None or task.parts or not task.metric.higher_is_better:
             raise ConfigError(f"task of '{name}': '{task.name}' is for models with one output.")
         parts[str(name)] = task

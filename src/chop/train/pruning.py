@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from chop.config import parse
+from chop.config import convert, parse
 from chop.errors import ConfigError, check_known
 from chop.ir.graph import MaseGraph
 from chop.nn.quantized.masks import SALIENCY
@@ -85,6 +85,8 @@ class GradualPruning:
         given = {"batches": (), **config} if isinstance(config, Mapping) else config
         settings = parse(PruneConfig, given, "GradualPruning")
         weight = _schedulable(settings)
+        begin, end = convert(begin, float, "begin"), convert(end, float, "end")
+        every = convert(every, int, "every")
         check_known(schedule, PRUNING_SCHEDULES, "unknown pruning schedule")
         if not 0 <= begin < end <= 1 or every < 1:
             raise ConfigError(

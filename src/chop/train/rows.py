@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from chop.config import Range, with_checked_arguments
 from chop.data import label_column
 from chop.data.stratify import stratified_split
-from chop.errors import ConfigError
+from chop.errors import ConfigError, describe
 from chop.train.given.label_columns import outputs_among
 from chop.train.given.label_values import read_labels, with_classes
 from chop.train.given.reading import Column, NoLabelsError, as_column, is_numeric, read_columns
@@ -198,6 +198,7 @@ def _take(column: Tensor | list[Tensor], index: Tensor) -> Tensor | list[Tensor]
     return column[index] if isinstance(column, Tensor) else [column[i] for i in index]
 
 
+@with_checked_arguments
 def read_rows(
     dataset: Dataset | DataLoader[Any] | TensorDataset | Rows | Any, task: Task | None = None
 ) -> Rows:
@@ -231,11 +232,12 @@ def read_rows(
     needs_labels = task is None or not (task.reads_all or source in inputs)
     if not inputs or not (given or not needs_labels) or _count(table) == 0:
         held = f"{_count(table)} rows" if table else "0 rows"
+        advice = " --label-column names another column." * (len(table) > 1 and not given)
         tokens = " --task causal-lm takes input_ids as labels." * ("input_ids" in table)
         raise NoLabelsError(
             "expected rows with a column 'labels' or 'label' and at least one column of numbers "
             f"(tokenize texts first), or (inputs, labels), got {held} with "
-            f"{list(table)}.{tokens}"
+            f"{list(table)}.{tokens or advice}"
         )
     check_columns(table, given)
     if outputs:
@@ -273,7 +275,8 @@ def read_label_column(dataset: Dataset) -> tuple[Column, Task]:
                 f"({IGNORED} for tokens that do not count)."
             )
         raise ConfigError(
-            f"label column '{label}': expected numbers, got {first!r:.60}; number the classes from "
+            f"label column '{label}': expected numbers, got "
+            f"{describe(first)}; number the classes from "
             f"0 ({IGNORED} for tokens that do not count), or name another column with "
             "--label-column (label= in Python)."
         )

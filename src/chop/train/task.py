@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from chop.base.plugins import Registry
-from chop.errors import ConfigError, check_known
+from chop.errors import ConfigError, check_known, describe
 from chop.train.metric import Metric
 from chop.train.user_code import user_code
 
@@ -136,7 +136,7 @@ class Task:
             if not callable(metric):
                 raise ConfigError(
                     "metric: expected a name, a Metric, or a function of predictions and labels, "
-                    f"got {metric!r:.40}."
+                    f"got {describe(metric)}."
                 )
             name = getattr(metric, "__name__", type(metric).__name__)
             is_known = any(metric is each.score for each in self.metrics.values())

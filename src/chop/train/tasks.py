@@ -11,7 +11,7 @@ from typing import Any, Never
 import torch.nn.functional as F
 from torch import Tensor
 
-from chop.errors import ConfigError, check_known
+from chop.errors import ConfigError, check_known, describe
 from chop.train.binary_metrics import (
     BINARY_METRICS,
     CLASS_METRICS,
@@ -328,7 +328,7 @@ def find_task(task: str | Task | Mapping[str, str | Task]) -> Task:
         return task
     if not isinstance(task, str | Mapping):
         raise ConfigError(
-            f"task: expected a name, a Task, or a mapping of tasks by output, got {task!r:.40}."
+            f"task: expected a name, a Task, or a mapping of tasks by output, got {describe(task)}."
         )
     if not isinstance(task, str) or "=" in task:
         return find_outputs_task(task)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from chop.base.notices import get_logger
-from chop.errors import ConfigError, check_known
+from chop.errors import ConfigError, check_known, describe
 from chop.kernels.matmul_precision import matmul_precision
 from chop.nn import cached_weights
 from chop.train.distillation.loss import labeled_feed, training_loss
@@ -115,7 +115,7 @@ def fit(
         epochs, seed, lr=lr, weight_decay=weight_decay, warmup=warmup, max_grad_norm=max_grad_norm
     )
     if not (on_step is None or callable(on_step)):
-        raise ConfigError(f"on_step: expected a function or None, got {on_step!r:.40}.")
+        raise ConfigError(f"on_step: expected a function or None, got {describe(on_step)}.")
     settings = Distillation.read(distill)
     rows = take_split(dataset, "train")
     feed, has_labels = labeled_feed(model, rows, batch_size, task, device, settings)
@@ -153,17 +153,19 @@ def fit(
 
 def _check_numbers(epochs: int, seed: int, **reals: float) -> None:
     """Raises ConfigError for numbers that torch would reject in other words, or train with."""
-    is_whole = isinstance(epochs, Integral)
+    is_whole = isinstance(epochs, Integral) and not isinstance(epochs, bool)
     if not is_whole or epochs < 0:
-        raise ConfigError(f"epochs: expected a whole number, 0 or more, got {epochs!r:.40}.")
-    is_whole = isinstance(seed, Integral)
+        raise ConfigError(f"epochs: expected a whole number, 0 or more, got {describe(epochs)}.")
+    is_whole = isinstance(seed, Integral) and not isinstance(seed, bool)
     if not is_whole or not 0 <= seed < 2**63:
-        raise ConfigError(f"seed: expected a whole number from 0 to 2^63 - 1, got {seed!r:.40}.")
+        raise ConfigError(
+            f"seed: expected a whole number from 0 to 2^63 - 1, got {describe(seed)}."
+        )
     for name, value in reals.items():
         lowest, highest, expected = RANGES[name]
-        is_number = isinstance(value, Real)
+        is_number = isinstance(value, Real) and not isinstance(value, bool)
         if not is_number or not lowest <= value <= highest:
-            raise ConfigError(f"{name}: expected {expected}, got {value!r:.40}.")
+            raise ConfigError(f"{name}: expected {expected}, got {describe(value)}.")
 
 
 def fit_and_report(
@@ -396,7 +398,8 @@ def _bar(progress: Progress, steps: int) -> Iterator[Callable[[], None]]:
             yield tick
     elif not callable(progress):
         raise ConfigError(
-            f"progress: got {progress!r:.40}, expected a label of the bar, such as 'training', a "
+            f"progress: got "
+            f"{describe(progress)}, expected a label of the bar, such as 'training', a "
             "function, or None for no bar."
         )
     else:

@@ -15,7 +15,7 @@ from chop.errors import ConfigError
 from chop.train.feed import eval_mode
 from chop.train.given.arrays import dense
 from chop.train.given.frames import is_frame, is_series, split_frame
-from chop.train.given.reading import as_column, in_order, rows_of_batch, take_items
+from chop.train.given.reading import in_order, read_mapping, rows_of_batch, take_items
 from chop.train.given.row_checks import check_columns
 from chop.train.model_io import LABELS, POSITION, input_columns, read_output
 from chop.train.rows import Rows, read_rows
@@ -38,8 +38,12 @@ def read_inputs(model: nn.Module, data: Any) -> Rows:
     """
     if isinstance(data, Mapping) and "train" in data:
         data = data["train"]
+    if isinstance(data, Mapping) and data and {*data} <= {"test", "validation"}:
+        raise ConfigError(f"data: expected a split train, got {' and '.join(data)}.")
     if isinstance(data, TensorDataset) and len(data.tensors) == 1:
         data = data.tensors[0]
+    if isinstance(data, tuple) and len(data) == 1:
+        (data,) = data
     data = with_numbered_texts({"": dense(data)})[""]
     if is_frame(data):
         inputs, labels = split_frame(data)
@@ -59,7 +63,7 @@ def read_inputs(model: nn.Module, data: Any) -> Rows:
 
 def _zeros(columns: Mapping[str, Any]) -> Rows:
     """Adds zeros as labels to columns whose labels are not used."""
-    read = {name: as_column(column) for name, column in columns.items()}
+    read = read_mapping(columns)
     check_columns(read)
     count = len(next(iter(read.values()), ()))
     if not count:

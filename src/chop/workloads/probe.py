@@ -6,9 +6,11 @@ import difflib
 import inspect
 import re
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -17,7 +19,14 @@ from chop.base.notices import assume, current_assumptions, get_logger, in_words
 from chop.captured.leaves import tensors_in
 from chop.captured.wrappers import check_has_forward, check_has_values
 from chop.data.table import VECTOR
-from chop.errors import MOST_NAMES, ChopError, ConfigError, enumerate_names, first_line
+from chop.errors import (
+    MOST_NAMES,
+    ChopError,
+    ConfigError,
+    describe,
+    enumerate_names,
+    first_line,
+)
 from chop.models import reason_of_user_code
 from chop.train import Rows, Task
 from chop.train.calibration import example_inputs
@@ -84,25 +93,15 @@ def check_forward(
     except ChopError:
         raise
     except (Exception, SystemExit) as error:
-        ids, config = inputs.get("input_ids"), getattr(model, "config", None)
-        vocabulary = getattr(config, "vocab_size", None)
-        if ids is not None and isinstance(vocabulary, int) and int(ids.max()) >= vocabulary:
-            raise ConfigError(
-                f"'{name}' has a vocabulary of {vocabulary:,} tokens, and '{dataset}' has the "
-                f"token ID {int(ids.max()):,}: use the tokenizer of the model."
-            ) from error
+        _check_vocabulary(model, inputs, name, dataset)
         file = re.match(r".+\.py(?=:)", name)
         plain = f"{type(error).__name__}: {first_line(error).removesuffix('.')}."
         reason = reason_of_user_code(error, Path(file[0])) if file else plain
-        others = "; --image-size and --channels change images"
-        others = others if "pixel_values" in rows.columns else ""
-        if columns:
-            listed = enumerate_names([*columns], MOST_NAMES)
-            others = f": {VECTOR} has the columns {listed}; --input-columns selects them"
         raise ConfigError(
             f"'{name}' cannot take rows of '{dataset}', {_listed(inputs)}: {reason} "
-            f"The model is called with only these columns, in these shapes and types{others}."
-            f"{skipped}"
+            "The model is called with only these columns, in these shapes and types"
+            f"{_selected(rows, columns)}."
+            f"{skipped}{_swapped(rows, inputs) or _whole(model, inputs, plain)}"
             f"{in_words(current_assumptions())}"
         ) from error
     _check_has_output(output, name)
@@ -117,6 +116,46 @@ def check_forward(
         assume(f"{skipped.strip()} They are not used.", log)
 
 
+def _check_vocabulary(
+    model: nn.Module, inputs: Mapping[str, Tensor], name: str, dataset: str
+) -> None:
+    """Raises a `ConfigError` if a token ID is not in the vocabulary of the model."""
+    ids, config = inputs.get("input_ids"), getattr(model, "config", None)
+    vocabulary = getattr(config, "vocab_size", None)
+    if ids is not None and isinstance(vocabulary, int) and int(ids.max()) >= vocabulary:
+        raise ConfigError(
+            f"'{name}' has a vocabulary of {vocabulary:,} tokens, and '{dataset}' has the "
+            f"token ID {int(ids.max()):,}: use the tokenizer of the model."
+        )
+
+
+def _selected(rows: Rows, columns: Sequence[str]) -> str:
+    """Returns the options that select other columns or shapes, or no text."""
+    if columns:
+        listed = enumerate_names([*columns], MOST_NAMES)
+        return f": {VECTOR} has the columns {listed}; --input-columns selects them"
+    return "; --image-size and --channels change images" * ("pixel_values" in rows.columns)
+
+
+def _swapped(rows: Rows, inputs: Mapping[str, Tensor]) -> str:
+    """Returns a sentence if a row has one number as input and several as labels, or no text."""
+    are_single = all(value.dim() == 1 for value in inputs.values())
+    labels = rows.labels
+    if not are_single or not isinstance(labels, Tensor) or labels.dim() < 2:
+        return ""
+    return " Inputs and labels seem to be swapped: pass (X, y), the labels last."
+
+
+def _whole(model: nn.Module, inputs: Mapping[str, Tensor], reason: str) -> str:
+    """Returns a sentence if a model of floats rejects the type of whole numbers, or no text."""
+    whole = [name for name, value in inputs.items() if not value.is_floating_point()]
+    kinds = [each.dtype for each in model.parameters() if each.is_floating_point()]
+    if not whole or not kinds or "dtype" not in reason:
+        return ""
+    kind = str(kinds[0]).removeprefix("torch.")
+    return f" The weights are {kind}: pass {whole[0]} as {kind}, such as X.float()."
+
+
 def _differ(output: Any, other: Any) -> bool:
     """Returns True if tensors of two outputs differ; NaN equals NaN."""
     pairs = zip(tensors_in(output), tensors_in(other), strict=False)
@@ -126,10 +165,16 @@ def _differ(output: Any, other: Any) -> bool:
 
 
 def _check_has_output(output: Any, name: str) -> None:
-    """Raises ConfigError if a model returns nothing."""
+    """Raises ConfigError if a model returns nothing, or Python values without a tensor."""
     if output is None:
         raise ConfigError(
             f"'{name}': its forward returns None, expected an output; add a return statement."
+        )
+    is_plain = isinstance(output, Real | str | np.ndarray | list | tuple | Mapping)
+    if is_plain and not list(tensors_in(output)):
+        raise ConfigError(
+            f"'{name}': its forward returns {describe(output)}, expected a tensor, without .item() "
+            "or .numpy()."
         )
 
 

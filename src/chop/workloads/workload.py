@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from chop import passes
+from chop.base.files.limits import reached_limit
 from chop.base.notices import Assumption, assume, collected_assumptions, warn_once
 from chop.captured.wrappers import check_has_values, check_is_module, check_is_unwrapped
 from chop.data.load import HELD_OUT_SHARE, SPLIT_OFF, assume_split_off
-from chop.errors import ConfigError
+from chop.errors import ConfigError, first_line
 from chop.ir.graph import MaseGraph
 from chop.models import builtin_model
 from chop.train import (
@@ -241,9 +242,9 @@ class Workload:
             read["train"], read["test"] = split_rows(read["train"], HELD_OUT_SHARE, stratify=True)
             assume_split_off(HELD_OUT_SHARE, OWN_TEST)
         rows = cast_inputs(model, read)
-        place, own = usable_device(device), copy.deepcopy(model)
-        name = name or type(model).__name__
-        check_has_values(own, name)
+        place, name = usable_device(device), name or type(model).__name__
+        check_has_values(model, name)
+        own = _copy_model(model, name)
         for split, each in rows.items():
             part = "" if split == "train" else f" ({split} rows)"
             check_forward(own.to(place), each, name, f"{dataset}{part}")
@@ -459,3 +460,20 @@ def raise_for_integers(workload: Workload) -> MaseGraph:
     for path, reason in info["skipped"].items():
         warn_once(f"{path}: an RMSNorm that is written out has no integer form: {reason}.")
     return mg
+
+
+def _copy_model(model: nn.Module, name: str) -> nn.Module:
+    """Returns a deep copy of a model.
+
+    Raises:
+        ConfigError: if an attribute, such as a lock or a computed tensor, cannot be copied.
+    """
+    try:
+        return copy.deepcopy(model)
+    except (TypeError, RuntimeError) as error:
+        if reached_limit(error):
+            raise
+        raise ConfigError(
+            f"'{name}' has an attribute that cannot be copied ({first_line(error)}); remove it "
+            "from the model, or set it in forward."
+        ) from error

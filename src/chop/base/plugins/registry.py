@@ -26,7 +26,7 @@ from chop.base.plugins.packages import (
     load_entry_point,
     note_name,
 )
-from chop.errors import ConfigError
+from chop.errors import ConfigError, describe
 
 T = TypeVar("T")
 _registries: WeakSet[Registry[Any]] = WeakSet()
@@ -155,7 +155,7 @@ class Registry(MutableMapping[str, T], Generic[T]):
             expected: description of the expected kind, with an article.
         """
         return PluginError(
-            f"{GROUPS[self.group]} '{name}': expected {expected}, got {value!r:.60} of "
+            f"{GROUPS[self.group]} '{name}': expected {expected}, got {describe(value)} of "
             f"{get_package(value)}."
         )
 

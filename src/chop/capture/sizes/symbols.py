@@ -54,9 +54,7 @@ def get_constant(tensor: Tensor) -> Tensor | None:
     return tensor.constant
 
 
-def get_meta(
-    fake: FakeTensor, shape: Any, stride: Any, dtype: torch.dtype | None = None
-) -> Tensor:
+def get_meta(fake: FakeTensor, shape: Any, stride: Any, dtype: torch.dtype | None = None) -> Tensor:
     """Returns the elements of a fake tensor like `fake`, with another shape and stride.
 
     Args:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from chop.distributed.collectives import Sent
 from chop.distributed.plan import format_mesh
 from chop.distributed.process import BACKENDS
-from chop.errors import PlanError, did_you_mean
+from chop.errors import PlanError, describe, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Machine:
                 the backend is unknown.
         """
         if backend not in BACKENDS:
-            raise PlanError(f"backend: got {backend!r}: {did_you_mean(backend, BACKENDS)}")
+            raise PlanError(f"backend: got {describe(backend)}: {did_you_mean(backend, BACKENDS)}")
         for name, value in {"flops": flops, "memory_bandwidth": memory_bandwidth}.items():
             _check(name, [value])
         axes = _per_axis("bandwidth", bandwidth, mesh), _per_axis("latency", latency, mesh, True)
@@ -101,7 +101,7 @@ def _check(name: str, values: Sequence[float], may_be_zero: bool = False) -> Non
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not (value > 0 or (may_be_zero and value == 0)):
             least = "0 or more" if may_be_zero else "above 0"
-            raise PlanError(f"{name}: expected a number {least}, got {value!r}.")
+            raise PlanError(f"{name}: expected a number {least}, got {describe(value)}.")
 
 
 def _per_axis(

@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from chop.errors import ConfigError
+from chop.errors import ConfigError, describe
 from chop.formats.elements.element import Element, Rounding
 
 LARGEST = torch.finfo(torch.float32).max
@@ -39,11 +39,11 @@ class LookupTable(Element):
         if not isinstance(self.table, tuple) or not isinstance(self.width, int) or self.width < 1:
             raise ConfigError(
                 "LookupTable: expected a tuple of numbers and a width of 1 bit or more, got "
-                f"{self.table!r:.60} and {self.width!r}."
+                f"{describe(self.table)} and {self.width!r}."
             )
         if self.rounding != "nearest_down":
             raise ConfigError(
-                f"LookupTable: expected the rounding 'nearest_down', got {self.rounding!r}."
+                f"LookupTable: expected the rounding 'nearest_down', got {describe(self.rounding)}."
             )
         if len(self.table) != 2**self.width:
             raise ConfigError(

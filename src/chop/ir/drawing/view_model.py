@@ -15,7 +15,7 @@ from chop.captured.huggingface.cache import SIZE_FUNCTIONS
 from chop.captured.module import CapturedModule
 from chop.captured.runtime import ByMode
 from chop.captured.specs import TensorSpec
-from chop.errors import ConfigError
+from chop.errors import ConfigError, describe
 from chop.ir.drawing.comparison import CHANGED, MARKS, SAME, Nodes, list_nodes, merge
 from chop.ir.drawing.hierarchy import Item
 from chop.ir.metadata import MaseMetadata
@@ -119,7 +119,9 @@ def build_view_model(
         ConfigError: if `depth` is not a positive number.
     """
     if depth is not None and (not isinstance(depth, int) or depth < 1):
-        raise ConfigError(f"draw: depth is {depth!r}, expected 1 or more levels of modules.")
+        raise ConfigError(
+            f"draw: depth is {describe(depth)}, expected 1 or more levels of modules."
+        )
     all_nodes = list_nodes(model) if other is None else merge(model, other)
     hidden = _size_arithmetic(model) | (set() if other is None else _size_arithmetic(other))
     visible = _without(all_nodes, hidden)

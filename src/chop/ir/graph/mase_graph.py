@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -80,7 +80,9 @@ class MaseGraph:
         if isinstance(model, CapturedModule):
             self._set_captured(model)
             return
-        fixed = dict(cf_args or {})
+        fixed = dict(convert(cf_args, Mapping[str, Any] | None, "cf_args") or {})
+        hf_input_names = convert(hf_input_names, Sequence[str] | None, "hf_input_names")
+        strict = convert(strict, bool, "strict")
         check_parameters(model, fixed)
         guess = ProvisionalCapture(model, hf_input_names, _leaves(custom_ops), fixed, strict)
         if dummy_in is not None:
@@ -189,6 +191,7 @@ class MaseGraph:
         """All modules by dotted path."""
         return dict(self._model.named_modules())
 
+    @with_checked_arguments
     def node(self, name: str) -> fx.Node:
         """Returns the node with a name.
 
@@ -345,15 +348,12 @@ class MaseGraph:
                 the others are grey in folded modules.
 
         Raises:
-            GraphError: if `compare` is not a graph.
+            ConfigError: if `compare` is not a graph.
         """
         from chop.ir.drawing.draw import draw
 
         if compare is None:
             return draw(self.model, file, depth)
-        if not isinstance(compare, MaseGraph):
-            kind = type(compare).__name__
-            raise GraphError(f"draw: compare is a {kind}, expected a MaseGraph.")
         return draw(self.model, file, depth, compare.model)
 
     def to_module(self, like: nn.Module | None = None) -> nn.Module:
@@ -380,6 +380,7 @@ class MaseGraph:
 
         return to_module(self.model, self.provenance, like)
 
+    @with_checked_arguments
     def save_pretrained(
         self, folder: str | Path, tokenizer: Any = None, max_shard_size: str = "5GB"
     ) -> None:
@@ -401,6 +402,7 @@ class MaseGraph:
 
         save_folder(self.to_module(), folder, tokenizer, max_shard_size)
 
+    @with_checked_arguments
     def export(
         self,
         fname: str | Path = "masegraph",
@@ -409,11 +411,10 @@ class MaseGraph:
         """Writes a checkpoint, `fname.pt` and `fname.mz`; see `chop.ir.storage.checkpoint`."""
         from chop.ir.storage.checkpoint import export
 
-        if not isinstance(fname, str):
-            fname = convert(fname, Path, "MaseGraph.export")
         export(self.model, self.provenance, fname, save_format)
 
     @classmethod
+    @with_checked_arguments
     def from_checkpoint(
         cls,
         checkpoint: str | Path,
@@ -437,7 +438,6 @@ class MaseGraph:
         """
         from chop.ir.storage.checkpoint import read_checkpoint
 
-        checkpoint = convert(checkpoint, Path, "MaseGraph.from_checkpoint")
         model, provenance = read_checkpoint(checkpoint, propagate_missing_metadata, allow, meta)
         mg = cls(model)
         mg.provenance = provenance
@@ -472,16 +472,16 @@ def _check_is_node(node: object, where: str) -> None:
 def _leaves(
     custom_ops: Mapping[str, Any] | Iterable[type[nn.Module] | str] | None,
 ) -> tuple[type[nn.Module] | str, ...]:
-    given: Any = custom_ops or ()
+    given: Any = () if custom_ops is None else custom_ops
     if isinstance(given, Mapping):
         for key in given:
             if key not in ("modules", "functions"):
                 choices = ("modules", "functions")
                 raise ConfigError(f"custom_ops: unknown key '{key}': {did_you_mean(key, choices)}")
         given = given.get("modules", ())
-    if isinstance(given, Iterable) and not isinstance(given, str):
+    if isinstance(given, Set | Mapping | Iterator):
         given = tuple(given)
-    own_leaves = convert(given, tuple[Any, ...], "custom_ops")
+    own_leaves = convert(given, tuple[type | str, ...], "custom_ops")
     listed = (cls for row in OPS.values() for cls in row.modules)
     own = (cls for cls in listed if not cls.__module__.startswith("torch."))
     return (*own_leaves, QuantizedOperator, *own)

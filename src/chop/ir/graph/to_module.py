@@ -218,7 +218,9 @@ def _original(captured: CapturedModule, like: nn.Module | None) -> Original:
     name = captured.record.class_name
     if like is not None:
         check_is_module(like, "to_module: like")
-        if type(like).__name__ != name:
+        # torch names the class of each fx graph module anew.
+        is_graph = isinstance(like, fx.GraphModule) and name == fx.GraphModule.__name__
+        if type(like).__name__ != name and not is_graph:
             raise GraphError(f"to_module: like: expected {name}, got {type(like).__name__}.")
         return _get_original(like, captured)
     if original is not None:

@@ -20,7 +20,7 @@ from transformers.cache_utils import (
     DynamicSlidingWindowLayer,
 )
 
-from chop.errors import ConfigError, did_you_mean
+from chop.errors import ConfigError, describe, did_you_mean
 from chop.formats import FP8, NumberFormat, parse_format, parse_format_string
 from chop.ir.huggingface.config_file import KV_SCALES
 from chop.ir.huggingface.token_store import Per, StoreRule, TokenStore, get_block
@@ -86,7 +86,7 @@ class QuantizedCache(Cache):  # type: ignore[misc]
         lengths = {"residual_length": residual_length, "sink_length": sink_length}
         for name, length in lengths.items():
             if type(length) is not int or length < 0:
-                raise ConfigError(f"{name}: expected 0 or more, got {length!r}.")
+                raise ConfigError(f"{name}: expected 0 or more, got {describe(length)}.")
         key_rule = _rule("keys", keys, keys_per, **lengths, is_rotated=rotate_keys)
         value_rule = _rule("values", keys if values is None else values, values_per, **lengths)
         windows = _windows(_config(model))

@@ -19,7 +19,7 @@ from transformers.core_model_loading import ConversionOps
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from chop.errors import ChopError, ConfigError, did_you_mean
+from chop.errors import ChopError, ConfigError, describe, did_you_mean
 from chop.ir.huggingface.conversions import names_in
 from chop.private.transformers_api import (
     dtype_plan,
@@ -94,13 +94,14 @@ class ChopConfig(QuantizationConfigMixin):  # type: ignore[misc]
         recipe = Recipe.read(overrides, skip, "quantization_config")
         self.overrides, self.skip = dict(recipe.overrides), list(recipe.skip)
         if not isinstance(skip_vision, bool):
-            raise ConfigError(f"quantization_config.skip_vision: got {skip_vision!r}.")
+            raise ConfigError(f"quantization_config.skip_vision: got {describe(skip_vision)}.")
         self.skip_vision = skip_vision
         if (format is None) == (modules is None):
             raise ConfigError("quantization_config: expected a format, or the modules of a folder.")
         if modules is not None and not (modules and isinstance(modules, Mapping)):
             raise ConfigError(
-                f"quantization_config.modules: expected formats by module path, got {modules!r}."
+                f"quantization_config.modules: expected formats by module path, got "
+                f"{describe(modules)}."
             )
         self.modules: dict[str, StoredModule] = {
             path: StoredModule.read(plain, f"quantization_config.modules['{path}']")

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from torch import fx, nn
 
-from chop.errors import ConfigError
+from chop.errors import ConfigError, describe
 from chop.nn.integer import IntegerOperator
 from chop.nn.quantized import QuantizedOperator
 
@@ -225,7 +225,7 @@ class Operator:
     def __post_init__(self) -> None:
         for calls in (self.modules, self.functions, self.methods):
             if not isinstance(calls, tuple):
-                text = f"expected a tuple of calls, got {calls!r:.60}."
+                text = f"expected a tuple of calls, got {describe(calls)}."
                 raise ConfigError(f"operator '{self.name}': {text}")
 
     @property

@@ -20,7 +20,7 @@ from chop.base.plugins import PROGRAM, Registry
 from chop.captured.huggingface.cache import update_cache
 from chop.captured.layers.expert_linear import ExpertLinear
 from chop.captured.overrides import why_not_its_class
-from chop.errors import ConfigError, did_you_mean
+from chop.errors import ConfigError, describe, did_you_mean
 from chop.ir.ops import dimensions as d
 from chop.ir.ops import flops
 from chop.ir.ops.row import MASE_TYPES, Arguments, Kind, Operator, Weight, WeightArguments
@@ -369,7 +369,9 @@ def register(row: Operator) -> None:
             possible. The table is then not changed.
     """
     if not isinstance(row, Operator):
-        raise ConfigError(f"expected a row of the operator table, an Operator, got {row!r:.60}.")
+        raise ConfigError(
+            f"expected a row of the operator table, an Operator, got {describe(row)}."
+        )
     OPS[row.name] = row
 
 

@@ -37,7 +37,7 @@ from chop.base.files.reading import BOUNDS, open_regular
 from chop.captured.guards.shape_guards import compile_guard
 from chop.captured.module import CapturedModule
 from chop.captured.record import CaptureRecord
-from chop.errors import CheckpointError, did_you_mean
+from chop.errors import CheckpointError, describe, did_you_mean
 from chop.ir.metadata import Provenance
 from chop.ir.storage.allowed import AllowList
 from chop.ir.storage.codec import Decoder, Encoder, Json, NotPlainError
@@ -89,7 +89,7 @@ def export(
     """
     if save_format not in get_args(SaveFormat):
         choice = did_you_mean(save_format, get_args(SaveFormat))
-        raise CheckpointError(f"save_format: got {save_format!r}: {choice}")
+        raise CheckpointError(f"save_format: got {describe(save_format)}: {choice}")
     tensor_path, graph_path = _paths(fname)
     store = TensorStore()
     document = fold_metadata(_describe(model, provenance, store))

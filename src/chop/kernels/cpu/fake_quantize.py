@@ -144,9 +144,7 @@ def run(
     return rounding.round_elements(plan) if plan.scale == NONE else rounding.round_groups(plan)
 
 
-def plan_by_lines(
-    number_format: NumberFormat, x: Tensor, scales: Tensor
-) -> LoopParameters | None:
+def plan_by_lines(number_format: NumberFormat, x: Tensor, scales: Tensor) -> LoopParameters | None:
     """Returns the plan by which the loops round `x` as one line per scale; None if they do not.
 
     Args:

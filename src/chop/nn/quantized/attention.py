@@ -72,7 +72,9 @@ class QuantScaledDotProductAttention(QuantizedOperator):
 
     def __init__(self, config: QuantSpec | Mapping[str, Any] | None = None) -> None:
         nn.Module.__init__(self)
-        spec = QuantSpec.parse(config or {}, self.operands, self.fallback, type(self).__name__)
+        spec = QuantSpec.parse(
+            {} if config is None else config, self.operands, self.fallback, type(self).__name__
+        )
         inner = spec.keeping("data_in")
         self.product = KeyCall(torch.matmul, {"input": "data_in", "other": "data_in"}, inner)
         self.softmax = ScoreCall(masked_softmax, {"scores": "data_in", "mask": None}, inner)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Self, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
 
-from chop.errors import ConfigError
+from chop.captured.wrappers import check_is_module
+from chop.errors import ConfigError, describe, first_line
 from chop.formats import INPUT_OPERANDS, Quantizer, QuantSpec, initial_scales, lsq_fake_quantize
 from chop.nn.adoption import adopt
 from chop.nn.quantized import state
@@ -94,9 +95,14 @@ class QuantizedOperator(QuantizedState):
     def __init__(
         self, *args: Any, config: QuantSpec | Mapping[str, Any] | None = None, **kwargs: Any
     ) -> None:
-        super().__init__(*args, **kwargs)
+        try:
+            super().__init__(*args, **kwargs)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(_describe_arguments(type(self), args, error)) from error
         present = self.present_operands(self)
-        self.spec = QuantSpec.parse(config or {}, present, self.fallback, type(self).__name__)
+        self.spec = QuantSpec.parse(
+            {} if config is None else config, present, self.fallback, type(self).__name__
+        )
         state.renew(self, QuantSpec())
 
     @classmethod
@@ -116,6 +122,9 @@ class QuantizedOperator(QuantizedState):
         Raises:
             ConfigError: if the module's forward was replaced on the instance.
         """
+        check_is_module(module, f"{cls.__name__}.from_float")
+        if not isinstance(spec, QuantSpec):
+            spec = QuantSpec.parse(spec, INPUT_OPERANDS, cls.fallback, f"{cls.__name__}.from_float")
         module = with_plain_weights(module)
         if isinstance(module, QuantizedOperator):
             module = module.unpack()
@@ -377,3 +386,13 @@ def quantizers_off(model: nn.Module) -> Iterator[None]:
     finally:
         for name, step in steps.items():
             step.spec = specs[name]
+
+
+def _describe_arguments(cls: type[nn.Module], args: Sequence[Any], error: Exception) -> str:
+    """Returns the message about arguments that the float class rejects."""
+    base = next(each for each in cls.__mro__ if each.__module__.startswith("torch.nn"))
+    return (
+        f"{cls.__name__}: expected the arguments of nn.{base.__name__}, and formats as config=, "
+        f"got {', '.join(map(describe, args)) or 'none'} ({first_line(error)}). "
+        f"{cls.__name__}.from_float(layer, spec) converts a layer."
+    )

@@ -52,7 +52,9 @@ class QuantCall(QuantizedOperator):
         self.arguments = dict(arguments)
         self.meets_masks = getattr(function, "__name__", "").endswith("softmax") or self._selects
         self.operands = tuple(dict.fromkeys(name for name in arguments.values() if name))
-        self.spec = QuantSpec.parse(config or {}, self.operands, where=type(self).__name__)
+        self.spec = QuantSpec.parse(
+            {} if config is None else config, self.operands, where=type(self).__name__
+        )
         state.renew(self, QuantSpec())
 
     def with_spec(self, spec: QuantSpec) -> QuantCall:

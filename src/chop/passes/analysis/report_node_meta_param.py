@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor
@@ -27,7 +28,7 @@ class ReportMetadataConfig:
     """
 
     which: tuple[Which | Literal["all"], ...] = ("all",)
-    save_path: str | None = None
+    save_path: Path | None = None
 
 
 @graph_pass(config=ReportMetadataConfig, requires=("init_metadata_analysis_pass",))

@@ -10,6 +10,7 @@ from typing import Any
 
 from chop.base.files import write_csv
 from chop.base.tables import print_table
+from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
 from chop.ir.parameters import parameter_bits
 from chop.passes.base import graph_pass
@@ -50,7 +51,12 @@ def summarize_quantization_analysis_pass(mg: MaseGraph, config: SummaryConfig) -
             `chop.ir.unreached.Unreached`.
         bits_before: average bits per parameter before.
         bits_after: average bits per parameter after.
+
+    Raises:
+        ConfigError: if `original_graph` is of another model.
     """
+    if config.original_graph is not None:
+        _check_is_of(config.original_graph, mg)
     operators, layers = operator_rows(mg), layer_rows(mg)
     lost = poor_fit(mg, layers)
     if lost:
@@ -74,6 +80,15 @@ def summarize_quantization_analysis_pass(mg: MaseGraph, config: SummaryConfig) -
         "bits_before": _average(config.original_graph) if config.original_graph else None,
         "bits_after": _average(mg),
     }
+
+
+def _check_is_of(original: MaseGraph, mg: MaseGraph) -> None:
+    """Raises ConfigError if two graphs have no layer in common."""
+    if original.modules.keys() & mg.modules.keys() <= {""} < mg.modules.keys():
+        raise ConfigError(
+            "summarize_quantization_analysis_pass.original_graph: expected the graph before "
+            f"quantization, got one without any layer of this graph, {original}."
+        )
 
 
 def _average(mg: MaseGraph) -> float:

@@ -9,7 +9,7 @@ from torch import nn
 
 from chop.captured.followed_calls import follow_calls
 from chop.captured.wrappers import check_is_module
-from chop.errors import ConfigError
+from chop.errors import ConfigError, describe
 from chop.ir.unreached import list_unreached_matrices, unreached_sentence, warn_about_share
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.quantized.replicas import keep_ranges_local
@@ -49,7 +49,7 @@ def quantize_module_transform_pass(
     """
     check_is_module(network, NAME)
     if not isinstance(pass_args, Mapping):
-        raise ConfigError(f"{NAME}: expected a mapping, got {pass_args!r}.")
+        raise ConfigError(f"{NAME}: expected a mapping, got {describe(pass_args)}.")
     config = QuantizeConfig.from_settings(pass_args, NAME, MASE_KEYS)
     result, count = quantize_modules(network, config)
     keep_ranges_local(result)

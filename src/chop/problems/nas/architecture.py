@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from chop.errors import ConfigError, check_known, first_line
+from chop.errors import ConfigError, check_known, describe, first_line
 from chop.ir.dotted import deepsetattr
 from chop.nn.identity import Identity
 from chop.search.space import Choice, Config, Rule, SearchSpace
@@ -262,7 +262,7 @@ def _checked_fields(
     for name, values in fields.items():
         check_known(name, known, f"{kind} has no field")
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
-            raise ConfigError(f"{kind}.{name}: expected a list of values, got {values!r}.")
+            raise ConfigError(f"{kind}.{name}: expected a list of values, got {describe(values)}.")
         own = aliases.get(name, name)
         if own in checked:
             raise ConfigError(f"{kind}: '{name}' is an alias of '{own}': pass only one of them.")
@@ -278,7 +278,8 @@ def _check_types(where: str, present: Any, values: Sequence[Any]) -> None:
     for value in values:
         if value is not None and type(value) not in kinds:
             raise ConfigError(
-                f"{where}: expected {kinds[-1].__name__}, such as {present!r}, got {value!r}."
+                f"{where}: expected {kinds[-1].__name__}, such as {present!r}, got "
+                f"{describe(value)}."
             )
         if type(present) is int and type(value) is int and value < 0 < present:
             raise ConfigError(f"{where}: expected 0 or more, such as {present}, got {value}.")

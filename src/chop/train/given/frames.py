@@ -9,7 +9,7 @@ import numpy as np
 
 from chop.data import label_column
 from chop.data.cells import check_cells
-from chop.errors import MOST_NAMES, ConfigError, enumerate_names
+from chop.errors import MOST_NAMES, ConfigError, describe, enumerate_names
 
 MODULE = "pandas"
 
@@ -100,7 +100,7 @@ def to_array(series: Any, name: str | None = None) -> np.ndarray:
     if kind not in "biuf":
         first = next((value for value in series.dropna() if not isinstance(value, Real)), None)
         raise ConfigError(
-            f"column '{name or series.name}': expected numbers, got {first!r:.60}; number its "
+            f"column '{name or series.name}': expected numbers, got {describe(first)}; number its "
             "values (series.astype('category').cat.codes) or leave it out."
         )
     if _is_of_pandas(series.dtype):  # of pandas' own, with NA

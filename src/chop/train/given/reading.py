@@ -21,9 +21,10 @@ from torch.utils.data import (
     TensorDataset,
 )
 
+from chop.base.notices import assume, get_logger
 from chop.data import label_column
 from chop.data.bars import without_bars
-from chop.errors import MOST_NAMES, ConfigError, enumerate_names
+from chop.errors import MOST_NAMES, ConfigError, describe, enumerate_names
 from chop.train.given.arrays import dense
 from chop.train.given.frames import is_frame, is_series, split_frame, to_array, to_matrix
 from chop.train.given.label_columns import label_columns
@@ -33,6 +34,7 @@ from chop.train.user_code import read_items
 if TYPE_CHECKING:
     from datasets import Dataset
 
+log = get_logger(__name__)
 Column = Tensor | list[Tensor]
 """Tensor (N, ...), or a list of N tensors of different lengths."""
 
@@ -86,16 +88,25 @@ def read_columns(dataset: Any, outputs: Sequence[str] = ()) -> dict[str, Column]
     if isinstance(dataset, Iterator):
         dataset = take_items(dataset)
     if isinstance(dataset, Mapping):
-        return {name: as_column(column) for name, column in dataset.items()}
+        return read_mapping(dataset)
     if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
         items = (dataset[i] for i in range(len(dataset)))
         return _from_items(read_items("data", items, dataset))
     if isinstance(dataset, Iterable):
         return _from_items(read_items("data", dataset))
+    lacks_length = " without __len__" if hasattr(dataset, "__getitem__") else ""
     raise ConfigError(
         f"expected rows as a data set, a DataLoader, a TensorDataset or (X, y), got "
-        f"{type(dataset).__name__}."
+        f"{type(dataset).__name__}{lacks_length}."
     )
+
+
+def _first(column: Any) -> Any:
+    """Returns the first value of a list, or an array of objects; other columns themselves."""
+    is_listed = isinstance(column, list | tuple) or (
+        isinstance(column, np.ndarray) and column.dtype.kind in "OU"
+    )
+    return column[0] if is_listed and len(column) else column
 
 
 def take_items(data: Iterator[Any]) -> list[Any]:
@@ -205,7 +216,32 @@ def _from_items(items: Iterable[Any]) -> dict[str, Column]:
                 f"data: row {number} has {_listed(row)}, and row 0 has {_listed(rows[0])}; "
                 "expected the same columns in each row."
             )
-    return {name: as_column([row[name] for row in rows]) for name in names}
+    return read_mapping({name: [row[name] for row in rows] for name in names})
+
+
+def read_mapping(columns: Mapping[str, Any]) -> dict[str, Column]:
+    """Returns columns without those of texts, such as an ID of each row, which are assumptions.
+
+    Labels stay, and so do texts that are the only inputs: messages about them are errors.
+    """
+    label = label_column(list(columns))
+    inputs = [name for name in columns if name != label]
+    texts = [name for name in inputs if isinstance(_first(columns[name]), str)]
+    if texts and texts != inputs:
+        assume(f"columns without numbers are not used as inputs: {', '.join(texts)}", log)
+        columns = {name: column for name, column in columns.items() if name not in texts}
+    return {name: _named_column(name, column) for name, column in columns.items()}
+
+
+def _named_column(name: str, values: Any) -> Column:
+    """Returns the values as a column; its name begins an error."""
+    try:
+        return as_column(values)
+    except ConfigError as error:
+        message = str(error)
+        raise ConfigError(
+            message if message.startswith("column '") else f"column '{name}': {message}"
+        ) from None
 
 
 def _are_batches(items: Sequence[Mapping[str, Any]]) -> bool:
@@ -261,10 +297,11 @@ def _from_arrays(arrays: Sequence[Any]) -> dict[str, Column]:
             raise ConfigError(
                 f"expected (X, y) of arrays, got the text '{array}'; pass the column itself."
             )
-        if array is None or isinstance(array, Real):
+        if array is None or isinstance(array, Real) or getattr(array, "shape", None) == ():
             part = "X" if array is arrays[0] else "y"
+            given = array.item() if isinstance(array, Tensor | np.ndarray) else array
             raise NoLabelsError(
-                f"expected (X, y) of arrays, got {array} for {part}; pass one value per row."
+                f"expected (X, y) of arrays, got {given} for {part}; pass one value per row."
             )
     if len(arrays) > 1 and LABELS not in label_columns(arrays[-1], len(arrays[0])):
         inputs = _by_position([*map(_array, arrays[:-1]), ()])
@@ -374,7 +411,8 @@ def as_column(values: Any) -> Column:
         return _numbers(values)
     if not isinstance(values, Iterable):
         raise ConfigError(
-            f"expected a column of numbers, one per row, got {values!r:.40}; pass arrays as (X, y)."
+            f"expected a column of numbers, one per row, got "
+            f"{describe(values)}; pass arrays as (X, y)."
         )
     rows = [_numbers(row) for row in values]
     if len({row.shape for row in rows}) <= 1:
@@ -407,7 +445,8 @@ def _numbers(value: Any) -> Tensor:
         is_whole = all(isinstance(x, Integral) for x in array.flat)
         array = array.astype(np.int64 if is_whole else np.float64)
     if array.dtype.kind not in "biuf":
-        what = "an image, which ToTensor() converts" if is_picture else repr(value)
-        raise ConfigError(f"expected rows of numbers, got {what:.80}; number texts and classes.")
+        what = "an image, which ToTensor() converts" if is_picture else describe(value)
+        raise ConfigError(f"expected rows of numbers, got {what}; number texts and classes.")
     halve = array.dtype == np.float64 and torch.get_default_dtype() != torch.float64
-    return torch.from_numpy(np.array(array, np.float32 if halve else array.dtype, order="C"))
+    kind = np.dtype(np.float32) if halve else array.dtype.newbyteorder("=")
+    return torch.from_numpy(np.array(array, kind, order="C"))
