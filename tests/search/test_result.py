@@ -59,5 +59,6 @@ def test_best_so_far_counts_what_was_pruned_or_failed():
 
 
 def test_nothing_measured_has_no_best():
-    result = Result((Goal("y"),), (TrialRecord(0, "infeasible"),))
+    result = Result((Goal("y"),), (TrialRecord(0, "infeasible", note="33 is no multiple of 2"),))
     assert result.best is None and result.front == result.ranked == result.best_so_far() == []
+    assert result.why_nothing.endswith("; trial 0: 33 is no multiple of 2")

@@ -322,7 +322,7 @@ class GraphLowering:
         """Lowers a product with a constant matrix to a linear layer."""
         source, other = bound.inputs
         read, value = self._read(source, bound.operands[0], bound), self.folded.values[other]
-        layer = IntegerLinear.of_constant(read.proven, matrix, bound.call.shapes[0][-1])
+        layer = IntegerLinear.from_constant(read.proven, matrix, bound.call.shapes[0][-1])
         result = self.call(node, layer, (read,))
         if value.dim() == 1:
             vector = self.builder.call_method(node, "squeeze", result.node, -1)

@@ -105,7 +105,7 @@ class Offsets:
         return library().library if fits and is_ready() else None
 
     def _weight(self, ratios: Tensor | None) -> _Weight:
-        tensors = self.points, self.offsets, ratios, self.zeros, self.anchors, self.least
-        tensors += self.held, self.elements
+        grid = self.zeros, self.anchors, self.least, self.held, self.elements
+        tensors = self.points, self.offsets, ratios, *grid
         assert all(x is None or x.is_contiguous() for x in tensors)
         return _Weight(*map(pointer, tensors), *self.points.shape, self.low, self.high)

@@ -85,14 +85,16 @@ class Result(Displayed):
 
     @property
     def why_nothing(self) -> str:
-        """Explanation why no trial has values: counts by outcome and the first failure."""
+        """Explanation why no trial has values: counts by outcome, and the first reason."""
         ends = ", ".join(f"{count} {outcome}" for outcome, count in self.counts.items())
         if set(self.counts) == {"infeasible"}:
             ends += (
-                ": the model allows none of the drawn combinations of values. Check the values of "
-                "the space, or measure more trials"
+                ": the model allows none of the drawn combinations of values; change the values "
+                "of the space, or measure more trials"
             )
-        first = f"; trial {self.failed[0].number}: {self.failed[0].note}" if self.failed else "."
+        excluded = [each for each in self.trials if each.outcome == "infeasible" and each.note]
+        explained = self.failed or excluded
+        first = f"; trial {explained[0].number}: {explained[0].note}" if explained else "."
         return f"nothing was measured: {ends or 'no trial'}{first}"
 
     @cached_property

@@ -87,7 +87,7 @@ class IntegerLinear(WeightedOperator):
             self.blocks = (blocks.size, blocks.data_in_width, blocks.weight_width)
 
     @classmethod
-    def of_constant(cls, read: Edge, matrix: Constant, terms: int) -> Self:
+    def from_constant(cls, read: Edge, matrix: Constant, terms: int) -> Self:
         """Returns the product of codes and a constant (..., inputs, outputs) or (inputs,).
 
         Args:
