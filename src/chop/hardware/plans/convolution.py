@@ -67,7 +67,7 @@ class _Products(NamedTuple):
         return self.depth * self.lanes.inputs + (self.inputs if self.beats > 1 else 0)
 
     @property
-    def parameters(self) -> dict[str, int | str]:
+    def parameters(self) -> dict[str, int]:
         """Module parameters with the sizes."""
         return {
             "DEPTH": self.depth,
