@@ -140,3 +140,11 @@ def test_coded_folders_have_all_layers_too(tmp_path):
     config.write_text(json.dumps(json.loads(config.read_text()) | {"num_hidden_layers": 3}))
     with pytest.raises(CheckpointError, match=r"weights lack 'model\.layers\.1\.input"):
         load_model(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "advises"), [("resnet18", True), ("org/none", False)])
+def test_a_plain_name_may_be_one_of_timm(name, advises, monkeypatch):
+    monkeypatch.setattr("chop.models.load.hub_is_reachable", lambda: False)
+    with pytest.raises(UnavailableError) as failure:
+        load_model(name)
+    assert (f"a timm model as 'timm:{name}'" in str(failure.value)) == advises

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import shlex
 from functools import partial
 from pathlib import Path
@@ -51,6 +52,8 @@ log = logging.getLogger(__name__)
 
 FOREIGN_SUFFIXES = (".h5", ".hdf5", ".keras", ".tflite", ".pb")
 """Suffixes of models of other libraries, which neither chop nor torch reads."""
+TIMM_NAME = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)?")
+"""Name that may be one of timm, such as `resnet50.a1_in1k`."""
 WEIGHT_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 """Suffixes of files that may be state dicts."""
 AUTO_CLASSES = {
@@ -284,9 +287,7 @@ def read_config(name: str, num_labels: int | None = None) -> PreTrainedConfig:
         )
     if is_folder:
         check_config(Path(name))
-    labels: dict[str, Any] = {} if num_labels is None else {"num_labels": num_labels}
-    if num_labels == 1:  # transformers refuses a classifier with one output
-        labels["problem_type"] = "regression"
+    labels = {} if num_labels is None else {"num_labels": num_labels}
     local = is_folder or not hub_is_reachable()
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(
@@ -300,6 +301,12 @@ def read_config(name: str, num_labels: int | None = None) -> PreTrainedConfig:
         if not is_folder:
             raise _missing_error(name, "a model") from error
         message = f"folder '{name}' contains no known model: {get_reason(error)}."
+        if num_labels == 1 and "problem_type" in str(error):
+            message = (
+                f"'{name}' is a classifier, and these labels need one output: check the label "
+                "column, the task, and that there are two classes; or remove problem_type from "
+                "config.json to train a new head."
+            )
         raise ConfigError(message) from error
     check_architectures(config, f"'{name}'")
     without_fetched_code(config, f"'{name}'")
@@ -321,7 +328,8 @@ def _missing_error(name: str, what: str, hint: str = "") -> UnavailableError:
     file, _, named = name.rpartition(":")
     if Path(f"{file}.py").is_file():
         hint = f"did you mean '{file}.py:{named}'?"
-    timm = "" if Path(name).is_dir() or "/" in name else f"a timm model as 'timm:{name}', "
+    is_plain = TIMM_NAME.fullmatch(name) and not Path(name).is_dir()
+    timm = f"a timm model as 'timm:{name}', " if is_plain else ""
     suggestion = hint or (
         f"pass a local folder, {timm}or a built-in: {did_you_mean(name, BUILTIN_MODELS)}"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -160,7 +160,7 @@ def _load(config: WorkloadConfig, place: torch.device, name: str | None) -> Work
         model = load_trained(name, progress=True, held_out=VALIDATION_SHARE, seed=config.seed)
         check_positions(config.max_length, model)
         dataset, epochs, lr, has_seen = own, BUILTIN_EPOCHS, BUILTIN_LR, False
-        columns = []
+        columns: Sequence[str] = []
     else:
         model, data, task, columns = load_checkpoint(config)
         check_has_values(model, config.model)

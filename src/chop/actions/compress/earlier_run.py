@@ -151,10 +151,6 @@ def with_reachable_paths(settings: Mapping[str, Any], folder: Path) -> dict[str,
     """Returns the settings of a run with its relative paths as seen from the current folder.
 
     They belong to the folder in which the run was started, which its setting `out` locates.
-
-    Args:
-        settings: settings as the run recorded them.
-        folder: output folder of the run.
     """
     out, place = Path(str(settings.get("out") or "")), folder.expanduser().resolve()
     home = Path(*place.parts[: -len(out.parts) or None])
