@@ -11,7 +11,7 @@ from chop.errors import ConfigError
 from chop.formats import FP8, format_string
 from chop.models import function_of_file, get_tokenizer, read_config
 from chop.nn.quantized import QuantLinear
-from chop.search import Choice, Goal, Search, SearchSpace
+from chop.search import Choice, Constraint, Goal, Search, SearchSpace
 from chop.train import (
     GradualPruning,
     calibration_batches,
@@ -74,6 +74,9 @@ CALLS = {
         lambda: passes.add_common_metadata_analysis_pass(MaseGraph(_net()), {"dummy_in": X}),
         "dummy_in: expected a table of names and values or None, got a Tensor of shape",
     ),
+    "direction": (lambda: Goal("p", "min"), "Goal.direction: got 'min': did you mean 'minimize'"),
+    "bound": (lambda: Constraint("p", "4"), "Constraint.bound: expected float, got '4'"),
+    "cost": (lambda: Choice("a", {"1": 1}, cost=3), "choice 'a': cost: expected a table of names"),
     "no settings": (
         lambda: passes.init_metadata_analysis_pass(MaseGraph(_net()), {"a": 1}),
         "takes no settings, got 'a'",

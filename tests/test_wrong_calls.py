@@ -83,7 +83,7 @@ def graph():
         (lambda: paired_ratio([], []), "as many numbers above as below, got 0 and 0"),
         (lambda: paired_ratio([1.0], [0.0]), "expected positive numbers above and below, got 0.0"),
         (lambda: SearchSpace(3), "choices: expected a tuple of choices, got 3"),
-        (lambda: load_model(3), r"model: expected str or Path, got 3 \(int\)"),
+        (lambda: load_model(3), r"name_or_path: expected str or Path, got 3 \(int\)"),
         (lambda: chop.quantize(nn.ModuleList([nn.Linear(2, 2)])), "ModuleList has no forward"),
         (lambda: graph().operator("_0"), "mg.operator: expected a node, got str"),
         (lambda: graph().get_module("_0"), "mg.get_module: expected a node, got str"),

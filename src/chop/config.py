@@ -200,10 +200,10 @@ def convert(value: Any, hint: Any, where: str) -> Any:
         return value
     if _fits(value, hint, origin) and origin not in LISTS:
         return _plain(value, hint)
-    raise ConfigError(_misfit(value, hint, where))
+    raise ConfigError(_describe_misfit(value, hint, where))
 
 
-def _misfit(value: Any, hint: Any, where: str) -> str:
+def _describe_misfit(value: Any, hint: Any, where: str) -> str:
     """Returns the message about a value of another type; a name in place of a list has advice."""
     advice = ""
     if isinstance(value, str) and value:
@@ -440,7 +440,7 @@ def _convert_union(value: Any, members: tuple[Any, ...], hint: Any, where: str) 
             return convert(value, member, where)
         except ConfigError:
             continue
-    raise ConfigError(_misfit(value, hint, where))
+    raise ConfigError(_describe_misfit(value, hint, where))
 
 
 def _fits(value: Any, hint: Any, origin: Any) -> bool:

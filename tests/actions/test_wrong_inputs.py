@@ -67,7 +67,7 @@ def test_what_is_no_model_is_one_sentence_at_every_door(where, given, message):
     [(None, "got nothing"), (3, r"got 3 \(int\)"), ("", "an empty text"), (nn.ReLU(), r"got ReLU")],
 )
 def test_a_checkpoint_that_is_no_path(given, message):
-    with pytest.raises(ConfigError, match=rf"^MaseGraph.from_checkpoint: .*{message}"):
+    with pytest.raises(ConfigError, match=rf"^checkpoint: .*{message}"):
         chop.MaseGraph.from_checkpoint(given)
 
 

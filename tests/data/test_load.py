@@ -94,6 +94,16 @@ def test_a_data_set_without_labels_is_refused():
         num_labels(DatasetDict(train=plain))
 
 
+def test_the_only_column_of_repeated_texts_is_suggested_as_the_label():
+    columns = {"size": [1.0, 2.0, 3.0], "note": ["a", "a", "a"], "kind": ["no", "yes", "no"]}
+    with pytest.raises(ConfigError, match="such as 'kind', which has 2 texts"):
+        load_dataset(DatasetDict(train=Dataset.from_dict(columns)))
+    columns["other"] = ["b", "b", "c"]
+    with pytest.raises(ConfigError) as caught:
+        load_dataset(DatasetDict(train=Dataset.from_dict(columns)))
+    assert "such as" not in str(caught.value)
+
+
 def test_num_labels_from_the_feature_or_the_largest_label():
     assert num_labels(DatasetDict(train=rows(6))) == 2
     named = Features(text=Value("string"), label=ClassLabel(names=["a", "b", "c"]))

@@ -63,7 +63,8 @@ def test_a_format_of_a_table_obeys_the_laws():
 @pytest.mark.parametrize(
     ("table", "why"),
     [
-        ((0.0, 1.0, -1.0), "expected 4 numbers for a width of 2 bits, got 3"),
+        ((0.0, 1.0, -1.0), "4 numbers for a width of 2 bits, got 3. Repeat a number to fill a"),
+        ((*range(8),), "4 numbers for a width of 2 bits, got 8. Pass 3 as its width"),
         ((-1.0, -0.5, 0.5, 1.0), "one of which is 0"),
         ((0.0, 1.0, float("nan"), 2.0), "expected finite numbers"),
         ((0.0, 1.0, 1e39, 2.0), "expected finite numbers of float32"),

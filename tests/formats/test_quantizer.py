@@ -18,6 +18,7 @@ from chop.formats import (
     StandIn,
     formats,
     parse_format,
+    parse_format_string,
 )
 from tests.stand_ins import Affine, Watch
 from tests.subcases import subcases
@@ -114,6 +115,13 @@ def test_a_name_or_mapping_never_means_a_stand_in():
         parse_format(Watch())
     with pytest.raises(ConfigError, match="unknown number format 'Watch'"):
         QuantSpec.parse({"data_in": "Watch"})
+
+
+@pytest.mark.parametrize("text", ["mxint:width=4", "8.auto"])
+def test_a_format_string_instead_of_a_name_is_refused_with_its_reader(text):
+    with pytest.raises(ConfigError, match=r"expected a name.*parse_format_string"):
+        parse_format(text)
+    assert parse_format_string(text).name in ("mxint", "integer")
 
 
 @pytest.mark.parametrize("given", [3, "integer", None, Integer])

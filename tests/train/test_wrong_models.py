@@ -99,7 +99,7 @@ CALLS = {
         lambda: read_rows([(x, y, "id") for x, y in zip(X, Y, strict=True)]),
         "column 'labels': expected rows of numbers, got 'id'",
     ),
-    "other column": (lambda: read_rows({"x": X, "y": Y}), "label_column names another column"),
+    "other column": (lambda: read_rows({"x": X, "y": Y}), "label.column names another column"),
     "no length": (lambda: read_rows(Unsized()), r"got Unsized without __len__\."),
     "no train": (
         lambda: chop.quantize(Net(), data={"test": X}),

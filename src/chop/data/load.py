@@ -56,6 +56,8 @@ FETCHED_DATASETS: dict[str, Callable[[], DatasetDict]] = {"jsc": jets}
 _BUILT_IN = BUILTIN_DATASETS | FETCHED_DATASETS
 TEXT_DATASETS = frozenset({"reviews", "stories"})
 LABEL_ADVICE = "choose the label column with --label-column (label= in Python)"
+MOST_LABELS = 20
+"""Number of different texts up to which an error suggests a column as the label."""
 UNLABELED_ADVICE = "If the rows have no labels, score the model with --evaluate file.py:fn."
 UNLABELED_DATASETS = frozenset({"stories"})
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?(\.\d+)?")
@@ -369,7 +371,17 @@ def _without_label(splits: DatasetDict, name: str) -> str:
     columns = enumerate_names(list(map(repr, splits["train"].column_names)), MOST_NAMES)
     return (
         f"data set '{name}' has no column 'labels' or 'label': its columns are {columns}; "
-        f"{LABEL_ADVICE}. {UNLABELED_ADVICE}"
+        f"{LABEL_ADVICE}{_likely_label(splits['train'])}. {UNLABELED_ADVICE}"
+    )
+
+
+def _likely_label(train: Dataset) -> str:
+    """Names the only column of repeated texts, which is probably the label, else returns ""."""
+    texts = [name for name, kind in train.features.items() if "string" in str(kind.dtype)]
+    counts = {name: len({*train[name][:]}) for name in texts}
+    likely = [name for name, count in counts.items() if 1 < count <= MOST_LABELS]
+    return (
+        f", such as '{likely[0]}', which has {counts[likely[0]]} texts" if len(likely) == 1 else ""
     )
 
 

@@ -315,6 +315,12 @@ def get_format(name: str | None) -> type[NumberFormat]:
     if name not in REGISTRY:
         REGISTRY.import_all()  # packages declare names, and their classes have aliases
     if name not in REGISTRY:
+        if ":" in name or name[:1].isdigit():
+            raise ConfigError(
+                f"unknown number format '{name}': expected a name. Give the fields as keys beside "
+                "it, or pass a text such as 'mxint:width=4' or '8.auto' to "
+                "chop.formats.parse_format_string."
+            )
         near = did_you_mean(name, REGISTRY)
         own = (
             ""

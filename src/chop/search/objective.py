@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
+from chop.config import check_fields
 from chop.errors import ChopError, ConfigError, check_known, describe, did_you_mean
 from chop.search.space import Config
 
@@ -46,7 +47,7 @@ class Goal:
     direction: Direction = "maximize"
 
     def __post_init__(self) -> None:
-        _check_direction("goal", self.name, self.direction)
+        check_fields(self, "Goal")
 
     def loss(self, value: float) -> float:
         """Returns the loss: `value`, negated if the direction is "maximize"."""
@@ -70,7 +71,7 @@ class Constraint:
     direction: Direction = "minimize"
 
     def __post_init__(self) -> None:
-        _check_direction("constraint", self.name, self.direction)
+        check_fields(self, "Constraint")
         if not math.isfinite(self.bound):
             raise ConfigError(f"constraint '{self.name}': expected a number, got {self.bound}.")
 
@@ -81,12 +82,6 @@ class Constraint:
 
 
 Goals = Sequence[Goal | Constraint]
-
-
-def _check_direction(kind: str, name: str, direction: str) -> None:
-    if direction not in get_args(Direction):
-        nearest = did_you_mean(direction, get_args(Direction))
-        raise ConfigError(f"{kind} '{name}': direction '{direction}': {nearest}")
 
 
 def select_objectives(goals: Goals) -> tuple[Goal, ...]:

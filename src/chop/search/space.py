@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from chop.base.notices import warn_once
+from chop.config import convert
 from chop.errors import ConfigError, describe, did_you_mean
 
 if TYPE_CHECKING:
@@ -51,10 +52,10 @@ class Choice:
     cost: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
-        if not self.name or not isinstance(self.name, str):
+        if not isinstance(self.name, str) or not self.name:
             raise ConfigError(f"name of a choice: expected a str, got {describe(self.name)}.")
         if not isinstance(self.options, Mapping) or not self.options:
-            given = repr(self.options) if self.options else "none"
+            given = "none" if isinstance(self.options, Mapping) else describe(self.options)
             raise ConfigError(f"choice '{self.name}': expected options by text, got {given}.")
         wrong = [text for text in self.options if not isinstance(text, str)]
         if wrong:
@@ -69,6 +70,7 @@ class Choice:
             object.__setattr__(self, "cost", dict(self.cost))
 
     def _check_cost(self, cost: Mapping[str, float]) -> None:
+        convert(cost, Mapping[str, float], f"choice '{self.name}': cost")
         for text in cost:
             if text not in self.options:
                 nearest = did_you_mean(text, self.options)

@@ -100,8 +100,8 @@ def check_forward(
         raise ConfigError(
             f"'{name}' cannot take rows of '{dataset}', {_listed(inputs)}: {reason} "
             "The model is called with only these columns, in these shapes and types"
-            f"{_selected(rows, columns)}."
-            f"{skipped}{_swapped(rows, inputs) or _whole(model, inputs, plain)}"
+            f"{_advise_columns(rows, columns)}."
+            f"{skipped}{_advise_order(rows, inputs) or _advise_floats(model, inputs, plain)}"
             f"{in_words(current_assumptions())}"
         ) from error
     _check_has_output(output, name)
@@ -129,7 +129,7 @@ def _check_vocabulary(
         )
 
 
-def _selected(rows: Rows, columns: Sequence[str]) -> str:
+def _advise_columns(rows: Rows, columns: Sequence[str]) -> str:
     """Returns the options that select other columns or shapes, or no text."""
     if columns:
         listed = enumerate_names([*columns], MOST_NAMES)
@@ -137,7 +137,7 @@ def _selected(rows: Rows, columns: Sequence[str]) -> str:
     return "; --image-size and --channels change images" * ("pixel_values" in rows.columns)
 
 
-def _swapped(rows: Rows, inputs: Mapping[str, Tensor]) -> str:
+def _advise_order(rows: Rows, inputs: Mapping[str, Tensor]) -> str:
     """Returns a sentence if a row has one number as input and several as labels, or no text."""
     are_single = all(value.dim() == 1 for value in inputs.values())
     labels = rows.labels
@@ -146,7 +146,7 @@ def _swapped(rows: Rows, inputs: Mapping[str, Tensor]) -> str:
     return " Inputs and labels seem to be swapped: pass (X, y), the labels last."
 
 
-def _whole(model: nn.Module, inputs: Mapping[str, Tensor], reason: str) -> str:
+def _advise_floats(model: nn.Module, inputs: Mapping[str, Tensor], reason: str) -> str:
     """Returns a sentence if a model of floats rejects the type of whole numbers, or no text."""
     whole = [name for name, value in inputs.items() if not value.is_floating_point()]
     kinds = [each.dtype for each in model.parameters() if each.is_floating_point()]

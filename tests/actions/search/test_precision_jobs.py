@@ -253,6 +253,17 @@ def test_ranges_may_name_widths():
     assert config.identity()["formats"] == ["3.mse", "5.mse"]
 
 
+@pytest.mark.long
+@pytest.mark.usefixtures("unpainted")
+def test_a_search_says_that_it_measured_its_whole_space(tmp_path, no_training, capsys):
+    config = PrecisionConfig(out=tmp_path, widths="2,8", trials=99, search_rows=64)
+    result = run_search(JOB, config)
+    size = PrecisionSubject(config, workload()).problem.space.size
+    assert len(result.measured) == size < 99
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"; measured all {size} configurations; " in printed
+
+
 @pytest.mark.usefixtures("unpainted")
 def test_a_budget_that_nobody_meets_names_the_nearest(tmp_path, no_training, capsys):
     config = PrecisionConfig(out=tmp_path, widths="2,8", trials=4, budgets={"accuracy": 1.0})

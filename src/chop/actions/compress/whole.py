@@ -62,8 +62,8 @@ class WholeModel:
     def interruption_note(config: CompressConfig) -> str:
         """Returns the closing sentence of an interrupted run."""
         return (
-            f"no results were saved in {config.out}/; those of an earlier run are unchanged. Run "
-            "the same command to start again."
+            f"no results were saved in {config.out}/; results of an earlier run, if any, are "
+            "unchanged. Run the same command to start again."
         )
 
     def measure(self) -> Measured:

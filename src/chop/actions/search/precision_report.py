@@ -149,9 +149,12 @@ def _closing(
         counted = workload.count_test(len(test.held_out))
         searched = f"{chosen_by} on {len(subject.split.rows)} search rows"
         reached = f"{searched} and {reached} on {counted}"
+    size = subject.search.space.size
+    # A small space ends the search before its number of trials.
+    ended = f"; measured all {size} configurations" if len(result.measured) >= size else ""
     return (
         f"best: {values['bits']:.2f} bits per weight, {metric.name} {reached}"
-        f"{evaluation.verdict}; {config.folder}{where_model_is(config, best)}"
+        f"{evaluation.verdict}{ended}; {config.folder}{where_model_is(config, best)}"
     )
 
 

@@ -45,10 +45,13 @@ class LookupTable(Element):
             raise ConfigError(
                 f"LookupTable: expected the rounding 'nearest_down', got {describe(self.rounding)}."
             )
-        if len(self.table) != 2**self.width:
+        count = len(self.table)
+        if count != 2**self.width:
+            fits = count > 1 and count & (count - 1) == 0
+            remedy = f"Pass {count.bit_length() - 1} as its width" if fits else "Repeat a number"
             raise ConfigError(
                 f"LookupTable: expected {2**self.width} numbers for a width of {self.width} bits, "
-                f"got {len(self.table)}. Repeat a number to fill a table."
+                f"got {count}. {remedy}{'' if fits else ' to fill a table'}."
             )
         if 0.0 not in self.table or not all(abs(x) <= LARGEST for x in self.table):
             raise ConfigError("LookupTable: expected finite numbers of float32, one of which is 0.")

@@ -56,7 +56,7 @@ def summarize_quantization_analysis_pass(mg: MaseGraph, config: SummaryConfig) -
         ConfigError: if `original_graph` is of another model.
     """
     if config.original_graph is not None:
-        _check_is_of(config.original_graph, mg)
+        _check_original(config.original_graph, mg)
     operators, layers = operator_rows(mg), layer_rows(mg)
     lost = poor_fit(mg, layers)
     if lost:
@@ -82,7 +82,7 @@ def summarize_quantization_analysis_pass(mg: MaseGraph, config: SummaryConfig) -
     }
 
 
-def _check_is_of(original: MaseGraph, mg: MaseGraph) -> None:
+def _check_original(original: MaseGraph, mg: MaseGraph) -> None:
     """Raises ConfigError if two graphs have no layer in common."""
     if original.modules.keys() & mg.modules.keys() <= {""} < mg.modules.keys():
         raise ConfigError(

@@ -101,7 +101,7 @@ def read_columns(dataset: Any, outputs: Sequence[str] = ()) -> dict[str, Column]
     )
 
 
-def _first(column: Any) -> Any:
+def _get_first(column: Any) -> Any:
     """Returns the first value of a list, or an array of objects; other columns themselves."""
     is_listed = isinstance(column, list | tuple) or (
         isinstance(column, np.ndarray) and column.dtype.kind in "OU"
@@ -226,14 +226,14 @@ def read_mapping(columns: Mapping[str, Any]) -> dict[str, Column]:
     """
     label = label_column(list(columns))
     inputs = [name for name in columns if name != label]
-    texts = [name for name in inputs if isinstance(_first(columns[name]), str)]
+    texts = [name for name in inputs if isinstance(_get_first(columns[name]), str)]
     if texts and texts != inputs:
         assume(f"columns without numbers are not used as inputs: {', '.join(texts)}", log)
         columns = {name: column for name, column in columns.items() if name not in texts}
-    return {name: _named_column(name, column) for name, column in columns.items()}
+    return {name: _read_column(name, column) for name, column in columns.items()}
 
 
-def _named_column(name: str, values: Any) -> Column:
+def _read_column(name: str, values: Any) -> Column:
     """Returns the values as a column; its name begins an error."""
     try:
         return as_column(values)
