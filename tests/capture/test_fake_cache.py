@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -208,6 +209,23 @@ CASES = {
 }
 
 
+def test_a_repeated_view_gives_a_gradient_to_its_own_base(call: Counted, x: Tensor) -> None:
+    one, two = x.detach() * 1, x.detach() * 1
+    call(torch.unsqueeze, one, 1)
+    view = call(torch.unsqueeze, two, 1)
+    assert call.runs == 1
+    assert view.shape == torch.unsqueeze(two, 1).shape
+    view.add_(x.unsqueeze(1))
+    assert (one.requires_grad, two.requires_grad) == (False, True)
+
+
+def test_a_repeated_detached_tensor_is_no_view(call: Counted, x: Tensor) -> None:
+    base = x.detach() * 1
+    call(Tensor.detach, base)
+    call(Tensor.detach, base).add_(x)
+    assert not base.requires_grad
+
+
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.long
 def test_a_graph_is_the_same_without_answers(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,3 +345,15 @@ def test_what_a_first_layer_writes_in_place_is_new_in_the_second(how: str) -> No
             results.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
         torch.testing.assert_close(*results)
     torch.testing.assert_close(captured(x, edges), model(x, edges))
+
+
+def test_fake_parameters_change_no_log_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    changes: list[int] = []
+    monkeypatch.setattr(logging.Logger, "setLevel", lambda self, level: changes.append(level))
+    sizes = Sizes(fx.Graph())
+    parameter = nn.Parameter(torch.ones(2, 3).T)
+    fake = sizes.fake_member(parameter, torch.bfloat16)
+    assert not changes
+    assert isinstance(fake, nn.Parameter)
+    assert (fake.dtype, fake.stride(), fake.requires_grad) == (torch.bfloat16, (1, 3), True)
+    assert not isinstance(sizes.fake_member(torch.ones(2), torch.bfloat16), nn.Parameter)

@@ -3,8 +3,10 @@
 import pytest
 import torch
 
+from chop.errors import DerivativeError
 from chop.formats import Binary, ScaleInteger, Ternary
 from chop.formats.lsq import gradients, lsq_fake_quantize
+from chop.kernels.base import fake_quantize
 from chop.kernels.cpu.build import library
 from chop.kernels.lsq import gradients_in_one_pass
 
@@ -59,6 +61,34 @@ def test_they_are_the_reference_s(name, shape):
     terms = gradients(layout, grad.abs(), x, rounded + x.abs(), scales)[1].abs() + 1
     assert of_scales.shape == expected.shape and of_scales.dtype == expected.dtype
     assert ((of_scales - expected).abs() <= 2**-18 * terms / scales.min()).all()
+
+
+@needs_library
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("name", FORMATS)
+def test_given_scales_round_to_the_bits_of_the_reference(name, in_place):
+    """Products with inverse scales are uncertain near ties, which only some chunks have."""
+    number_format, count = FORMATS[name]
+    scales = torch.rand(count or 3) * 0.05 + 1e-3
+    x = torch.randn(3, 1500)
+    ties = (torch.arange(-9, 9) + 0.5) * scales[0]
+    near = torch.cat([ties, ties.nextafter(ties + 1), ties.nextafter(ties - 1)])
+    x[0, 600 : 600 + near.numel()] = near
+    expected = number_format.round_by(x, scales)
+    given = x.clone()
+    found = fake_quantize(given, number_format, given if in_place else None, scales)
+    assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
+    assert (found is given) == in_place
+    assert in_place or torch.equal(given, x)
+
+
+def test_second_derivatives_are_refused():
+    x = torch.randn(4, 8, requires_grad=True)
+    scales = torch.full((1,), 0.02, requires_grad=True)
+    y = lsq_fake_quantize(x, scales, ScaleInteger(8), False)
+    (of_scales,) = torch.autograd.grad(y.square().sum(), scales, create_graph=True)
+    with pytest.raises(DerivativeError, match=r"first derivatives only; use gradient 'identity'"):
+        of_scales.backward()
 
 
 @needs_library

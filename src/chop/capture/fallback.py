@@ -129,7 +129,7 @@ class Fallback:
             them.
         mutated_buffers: buffers that the model's Python reads and its forward writes.
         eager_outputs: outputs of leaves and of operators without a fake kernel, in each mode.
-        earlier: the last recording in `eval()` for each rule.
+        earlier: the last recording of each kind.
         changed_in_training: attributes that the recording in `train()` changed.
         caching: the optional inputs, if one of them is a key-value cache.
         keeps_ones: sizes of one stay one, because the model takes another path at size two.
@@ -149,7 +149,7 @@ class Fallback:
     mutated_buffers: set[str] = field(default_factory=set)
     changed_in_training: set[Key] = field(default_factory=set)
     check_numpy_draws: bool = False
-    earlier: dict[DynamicDims, Recorder] = field(default_factory=dict, repr=False)
+    earlier: dict[Any, Recorder] = field(default_factory=dict, repr=False)
     caching: Caching | None = None
     keeps_ones: bool = False
 
@@ -253,23 +253,12 @@ class Fallback:
     def _record_mode(self, training: bool, probe: DtypeProbe | None = None) -> Recorder:
         """Runs the model once on fake tensors and restores it.
 
-        All recordings share the symbols and the results of operators of the one in `eval()`.
+        It shares the symbols and the results of operators with an earlier one of its kind.
         """
-        recorder = self._new_recorder(training, self.earlier.get(self.dynamic_dims))
-        is_first = not training and probe is None
-        if is_first:
-            self.earlier[self.dynamic_dims] = recorder
-        stop, is_complete = None, False
-        try:
-            is_complete = self._run(recorder, training, probe)
-        except _GraphBreakError as error:
-            stop = error
-        if not is_first and recorder.sizes.discard_equalities():
-            # Sizes that are equal in this recording only must not be so in the graph of `eval()`.
-            recorder = self._new_recorder(training, None)
-            is_complete = self._run(recorder, training, probe)
-        elif stop is not None:
-            raise stop
+        own = (training, self.dynamic_dims, probe)
+        recorder = self._new_recorder(training, self.earlier.get(own))
+        self.earlier[own] = recorder
+        is_complete = self._run(recorder, training, probe)
         # The next recording checks every module for draws, to find the one that draws.
         return recorder if is_complete else self._record_mode(training, probe)
 

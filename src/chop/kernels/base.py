@@ -20,7 +20,7 @@ class Line(Protocol):
     """Loop over contiguous elements."""
 
     def __call__(self, x: int, out: int, count: int, mask: int | None = None) -> int:
-        """Rounds `count` elements, given addresses. Returns 0, or another number if nothing is written.
+        """Rounds `count` elements; returns 0, or another number if nothing is written.
 
         Args:
             x: address of the input.

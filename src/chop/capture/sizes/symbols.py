@@ -37,7 +37,12 @@ from chop.private.symbolic_shapes import (
     int_oo,
     size_functions,
 )
-from chop.private.torch_api import NOISY_LOGGERS, FakeTensorMode, check_sizes
+from chop.private.torch_api import (
+    NOISY_LOGGERS,
+    FakeTensorMode,
+    TorchDispatchMode,
+    check_sizes,
+)
 
 SYMBOLIC_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -76,6 +81,34 @@ def new_fake(fake: FakeTensor, elements: Tensor | None = None) -> FakeTensor:
     """
     new_elements = get_meta(fake, fake.shape, fake.stride()) if elements is None else elements
     return FakeTensor(fake.fake_mode, new_elements, fake.device)
+
+
+class _QuickView(TorchDispatchMode):
+    """Mode in which a view of a fake tensor is made without torch's Python kernels of shapes.
+
+    Autograd, which is above it, relates the view to its base as usual.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.ops.aten.as_strided.default:
+            return func(*args, **(kwargs or {}))  # autograd also asks for the device
+        base: FakeTensor = args[0]
+        with in_kernel_invocation_manager(base.fake_mode):
+            elements = func(*args)
+        return FakeTensor(base.fake_mode, elements, base.device)
+
+
+def quick_view(base: Tensor, shape: Any, stride: Any) -> Tensor:
+    """Returns a view of a tensor that begins at its first element.
+
+    Args:
+        base: any tensor. Views of strided fake tensors without a known value are made quickly.
+        shape: shape of the view.
+        stride: stride of the view.
+    """
+    is_quick = isinstance(base, FakeTensor) and base.constant is None
+    with _QuickView() if is_quick else contextlib.nullcontext():  # type: ignore[no-untyped-call]
+        return base.as_strided(shape, stride, base.storage_offset())
 
 
 class Sizes:

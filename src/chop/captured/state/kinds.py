@@ -159,8 +159,11 @@ _CONTAINERS: Mapping[Any, StateKind] = {
 _PLAIN_MAPPING = StateKind(dict, _write_mapping, _same_mappings)
 _BY_TYPE = {
     **_GENERATORS,
-    **{dict: _PLAIN_MAPPING, OrderedDict: _PLAIN_MAPPING, tuple: None},
-    **{list: _CONTAINERS[list | deque], set: _CONTAINERS[set]},
+    dict: _PLAIN_MAPPING,
+    OrderedDict: _PLAIN_MAPPING,
+    tuple: None,
+    list: _CONTAINERS[list | deque],
+    set: _CONTAINERS[set],
 }
 GENERATORS = tuple(_GENERATORS)
 """Types of random number generators."""
