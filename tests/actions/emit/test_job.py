@@ -34,7 +34,7 @@ PLACED = {"frequency_mhz": 147.06, "device": "ecp5-85", "samples_per_second": 91
 
 def test_a_circuit_equals_the_model_on_every_output(emitted):
     out, result = emitted
-    assert result["pytorch"] == {"outputs": 36, "different": 0, "largest": 0.0}
+    assert result["pytorch"] == {"outputs": 36, "different": 0, "largest": 0.0, "operators": []}
     assert "RTL = PyTorch, bit for bit: 36 outputs of 12 samples" in (out / "report.md").read_text()
     kinds = [row["kind"] for row in result["components"]]
     assert kinds == ["IntegerLinear", "Requantize", "IntegerReLU", "IntegerLinear"]
@@ -346,7 +346,7 @@ def leave_aside(out):
 
 def test_an_interval_far_from_the_plan_is_said():
     result = {
-        "pytorch": {"outputs": 3, "different": 0, "largest": 0.0},
+        "pytorch": {"outputs": 3, "different": 0, "largest": 0.0, "operators": []},
         "samples": 1,
         "accuracy": {},
         "interval": 16,
@@ -355,6 +355,18 @@ def test_an_interval_far_from_the_plan_is_said():
     assert "23.0 cycles between samples instead of the planned 16" in _sentence(result)
     result["verification"][0]["interval"] = 16.4
     assert "planned" not in _sentence(result)
+
+
+def test_the_operator_that_differs_most_from_pytorch_is_named():
+    rows = [
+        {"name": "norm", "codes": 4290, "different": 499, "largest": 5.0},
+        {"name": "gelu", "codes": 3432, "different": 12, "largest": 1.0},
+    ]
+    compared = {"outputs": 8, "different": 8, "largest": 2.8125, "operators": rows}
+    result = {"pytorch": compared, "samples": 4, "accuracy": {}, "interval": 4}
+    result["verification"] = [{"interval": 4.0}]
+    expected = "operator 'norm' differs most: 499 of 4,290 codes, by at most 5 steps."
+    assert expected in _sentence(result)
 
 
 @pytest.mark.long

@@ -35,4 +35,5 @@ def test_a_circuit_equals_the_integer_graph_on_every_digit(model, tmp_path):
     assert (found["different"] == 0) == (model != "vit")
     text = (out / "report.md").read_text()
     assert ("RTL = PyTorch, bit for bit" in text) == (model != "vit")
+    assert ("differs most" in text) == (model == "vit")
     assert json.loads((out / "manifest.json").read_text())["state"] == "finished"

@@ -206,9 +206,10 @@ def _emit(
         "samples": lowering.rows,
         "accuracy": dict(lowering.info["accuracy"]),
         "accuracy_interval_95": lowering.accuracy_intervals,
-        "pytorch": compare_outputs(
-            lowering.integer, lowering.quantized, lowering.batch, lowering.whole
-        ),
+        "pytorch": {
+            **compare_outputs(lowering.integer, lowering.quantized, lowering.batch, lowering.whole),
+            "operators": [row for row in lowering.info["operators"] if row["different"]],
+        },
         "verification": verification,
         "timing": circuit_timing(design, verification, placement, config.clock_mhz),
         "decoder": decoder_memory(design),
@@ -447,9 +448,17 @@ def _proven(result: Mapping[str, Any]) -> str:
     compared = f"{difference['outputs']:,} outputs of {result['samples']} samples"
     if difference["outputs"] and not difference["different"]:
         return f"RTL = PyTorch, bit for bit: {compared} equal those of the quantized model."
-    return (
+    text = (
         f"RTL = integer graph, bit for bit; {difference['different']:,} of {compared} differ from "
         f"the quantized model in PyTorch, by at most {difference['largest']:.4g}."
+    )
+    if not difference["operators"]:
+        return text
+    worst = max(difference["operators"], key=lambda row: row["different"] / row["codes"])
+    return (
+        f"{text} Given equal inputs, operator '{worst['name']}' differs most: "
+        f"{worst['different']:,} of {worst['codes']:,} codes, by at most {worst['largest']:g} "
+        f"step{'s' * (worst['largest'] != 1)}."
     )
 
 
