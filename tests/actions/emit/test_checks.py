@@ -11,9 +11,10 @@ from safetensors.torch import load_file, save_file
 
 from chop import __version__, runs
 from chop.actions.compress.earlier_run import compressed_run
-from chop.actions.emit.job import _simulation_row, emit
+from chop.actions.emit.job import emit
 from chop.actions.emit.lower import lower
 from chop.actions.emit.lower_settings import LowerConfig
+from chop.actions.emit.report import _simulation_row
 from chop.actions.emit.settings import EmitConfig
 from chop.actions.emit.simulate import simulate
 from chop.actions.export.model import load_graph

@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 from chop import runs
-from chop.actions.emit.job import _placed_sentence, _sentence, emit
+from chop.actions.emit.job import emit
 from chop.actions.emit.lower import accuracy_sentence
 from chop.actions.emit.page import build_tiles, dataflow_chart, utilization_chart
+from chop.actions.emit.report import _placed_sentence, _sentence
 from chop.actions.emit.settings import EmitConfig
 from chop.actions.emit.timing import circuit_timing
 from chop.base.files.locks import LOCK_FILE

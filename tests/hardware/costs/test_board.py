@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from chop.actions.emit.job import _pins_sentence
+from chop.actions.emit.report import _pins_sentence
 from chop.actions.emit.settings import EmitConfig
 from chop.errors import ConfigError
 from chop.hardware.check.project import PortCodes, Project

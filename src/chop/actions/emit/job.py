@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 
 from chop import runs
 from chop.actions.emit.check import check_again
-from chop.actions.emit.decoding import decoder_memory, decoding_blocks
+from chop.actions.emit.decoding import decoder_memory
 from chop.actions.emit.load import (
     QUANTIZED,
     check_loadable,
@@ -19,25 +19,12 @@ from chop.actions.emit.load import (
     copy_folds,
     lower_again,
 )
-from chop.actions.emit.lower import Lowering, accuracy_sentence, integer_outcome, lower_workload
-from chop.actions.emit.page import (
-    HANDSHAKE,
-    LANES,
-    SOFT,
-    TOLERANCE,
-    VALUES,
-    build_tiles,
-    charts_of_circuit,
-    equal_outputs,
-    fifo_blocks,
-    interface_table,
-    load_blocks,
-    wrapper_blocks,
-)
+from chop.actions.emit.lower import Lowering, lower_workload
+from chop.actions.emit.report import circuit_report
 from chop.actions.emit.settings import EmitConfig
-from chop.actions.emit.timing import circuit_timing, timing_blocks
+from chop.actions.emit.timing import circuit_timing
 from chop.actions.job import Job, Output, load_checked, run_job
-from chop.actions.next_steps import quoted, steps_after_emit
+from chop.actions.next_steps import quoted
 from chop.actions.starting_run import check_saved_model, config_of_run
 from chop.base.files import atomic_folder, recover_folder, write_text
 from chop.base.files.locks import LOCK_FILE
@@ -50,21 +37,21 @@ from chop.hardware.check.verify import Codes, checks, trace
 from chop.hardware.costs.board import check_pins, write_board
 from chop.hardware.costs.devices import RESOURCES as COUNTED
 from chop.hardware.costs.devices import XC7, parse_device
-from chop.hardware.costs.estimate import describe_estimate, design_usage
+from chop.hardware.costs.estimate import design_usage
 from chop.hardware.costs.place import check_device, check_fits, place
-from chop.hardware.costs.synth import RESOURCES, synthesize
+from chop.hardware.costs.synth import synthesize
 from chop.hardware.design.axis import with_axi_ports
 from chop.hardware.design.dataflow import dataflow_svg
 from chop.hardware.design.design import Design
 from chop.hardware.design.emit import emit as emit_design
 from chop.hardware.folds.fold import fold_for
 from chop.hardware.folds.foldable import Folding
-from chop.hardware.folds.limits import check_products, describe_unmet, unmet_fold
+from chop.hardware.folds.limits import check_products, unmet_fold
 from chop.hardware.folds.shrink import Verified, check_samples, verify_shrunk
 from chop.hardware.tools import VERSIONS, tool_path
 from chop.integer.compare import compare_outputs
 from chop.integer.golden import GOLDEN
-from chop.report.report import Block, Cell, Heading, Note, Report, Table, say
+from chop.report.report import Report, say
 from chop.workloads.workload import Workload
 
 ALL_ROWS = 10**9
@@ -182,18 +169,8 @@ def _emit(
     write_text(folder / "dataflow.svg", dataflow_svg(design))
     write_board(folder, project, config.clock_mhz, config.placed_on, has_multipliers, config.pins)
     resources, uncounted = _counted(config, folder, project, has_multipliers)
-    placement: dict[str, Any] = {}
-    if config.place:
-        measured = simulations[0].interval or design.interval
-        placement = place(
-            folder,
-            project,
-            config.placed_on,
-            config.place_seeds or 3,
-            measured,
-            has_multipliers,
-            config.pins,
-        )
+    interval = simulations[0].interval or design.interval
+    placement = _placement(config, folder, project, interval, has_multipliers)
     if config.wave:
         with display_step("tracing the first sample"):
             trace(folder, project, codes)
@@ -221,21 +198,7 @@ def _emit(
         "undecided": list(folding.undecided) if folding else [],
         "placement": placement,
     }
-    title = f"{workload.title} in {result['format']}"
-    written = [path for path in folder.rglob("*") if path.is_file()]
-    return Report(
-        title,
-        {"report.md": _blocks(title, result, design)},
-        result,
-        _rows(result),
-        written=written,
-        verdict=_proven(result),
-        warnings=_warnings(result),
-        tiles=build_tiles(result),
-        charts=charts_of_circuit(design, lowering.integer, result),
-        outcome=integer_outcome(result, workload, result["samples"]),
-        steps=steps_after_emit(config.out),
-    )
+    return circuit_report(config, workload, design, lowering, result, folder)
 
 
 EMIT = Job(
@@ -244,6 +207,16 @@ EMIT = Job(
     load_checked,
     lambda config: f"no results were saved in {config.out}/. Run the same command to start again.",
 )
+
+
+def _placement(
+    config: EmitConfig, folder: Path, project: Project, interval: float, has_multipliers: bool
+) -> dict[str, Any]:
+    """Places the circuit, if the settings ask for it; returns the outcome."""
+    if not config.place:
+        return {}
+    seeds = config.place_seeds or 3
+    return place(folder, project, config.placed_on, seeds, interval, has_multipliers, config.pins)
 
 
 def _plan(
@@ -311,16 +284,6 @@ def _depths(config: EmitConfig, planned: Design, verified: Verified) -> dict[str
     }
 
 
-def _rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns the simulations for the manifest, with FIFO depths if they were to be shrunk."""
-    fifos = result["fifos"].get("depths", [])
-    depths = {
-        f"{kind}_depths": {fifo["name"]: fifo[kind] for fifo in fifos}
-        for kind in ("planned", "kept")
-    }
-    return [{**row, **(depths if fifos and row["fills"] else {})} for row in result["verification"]]
-
-
 def _taken(config: EmitConfig, design: Design) -> list[dict[str, Any]]:
     """Returns the estimated use of each resource of the device."""
     if config.device is None:
@@ -341,127 +304,6 @@ def _write(design: Design, lowering: Lowering, folder: Path) -> Codes:
     return codes
 
 
-def _blocks(title: str, result: Mapping[str, Any], design: Design) -> list[Block]:
-    sentence = _sentence(result)
-    verified = [_simulation_row(row) for row in result["verification"]]
-    blocks = [
-        Heading(title, level=1),
-        Note(sentence, is_printed=False),
-        Heading("Interface"),
-        *(Note(text, is_printed=False) for text in (HANDSHAKE, LANES, VALUES)),
-        interface_table(design),
-        *wrapper_blocks(design),
-        *load_blocks(design),
-        *timing_blocks(result["timing"]),
-        *decoding_blocks(result),
-        Heading("Verification"),
-        Table(f"{title}: RTL against the integer graph", verified),
-        equal_outputs(design, result["verification"]),
-        Note(sentence, is_written=False),
-    ]
-    blocks += fifo_blocks(result)
-    if result["resources"]:
-        blocks += [Heading("Resources"), Note(RESOURCES, is_printed=False)]
-        blocks += [Table("Counted by Yosys", result["resources"], is_printed=False)]
-    if result["device"]:
-        blocks += [Heading(f"Estimated for {result['config']['device']}")]
-        estimated = describe_estimate(parse_device(result["config"]["device"]).family.title)
-        blocks += [Note(estimated), Table("Used by estimate", result["device"])]
-    if result["placement"]:
-        used = _utilization(result["placement"])
-        blocks += [Heading("Placement"), Note(_placed_sentence(result["placement"]))]
-        blocks += [Note(_pins_sentence(result["placement"]))]
-        blocks += [Table("Used after routing", used, is_printed=False)]
-    components = Table("Lanes and cycles by component", _component_rows(result), is_printed=False)
-    return [*blocks, Heading("Components"), components]
-
-
-def _placed_sentence(placement: Mapping[str, Any]) -> str:
-    """Describes the clock of a placed design, and its critical path."""
-    grade, path = placement["speed_grade"], placement["critical_path"]
-    device = f"{placement['device']}, speed grade {grade}" if grade else placement["device"]
-    clocks = ", ".join(f"{row['mhz']:.1f}" for row in placement["seeds"])
-    count = len(placement["seeds"])
-    name = "lower of two" if count == 2 else "median over"
-    median = f", the {name} seeds ({clocks} MHz)" if count > 1 else ""
-    tools = " and ".join(f"{tool} {number}" for tool, number in placement["tools"].items())
-    sentence = (
-        f"{placement['frequency_mhz']:.1f} MHz after routing on {device}{median}, "
-        f"with {tools}: {placement['samples_per_second']:,} samples per second."
-    )
-    if path:
-        sentence += (
-            f" The critical path goes from {path['from']} to {path['to']}: {path['logic_ns']} ns "
-            f"in {path['levels']} levels of cells and {path['wire_ns']} ns in wires."
-        )
-    return sentence
-
-
-def _pins_sentence(placement: Mapping[str, Any]) -> str:
-    """States whether a board can use the bitstream."""
-    if placement["pins"]:
-        return f"The pins are those of {placement['pins']}, see the folder {BOARD}."
-    return (
-        "No pin constraints: the bitstream is for timing only. For a board, give a file with its "
-        f"sites (pins); the examples in the folder {BOARD} list all pins."
-    )
-
-
-def _utilization(placement: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [
-        {"resource": name, **numbers} for name, numbers in sorted(placement["utilization"].items())
-    ]
-
-
-def _component_rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns the rows of components, with products in lookup tables only if there are some."""
-    rows = result["components"]
-    hidden = set() if any(row[SOFT] for row in rows) else {SOFT}
-    return [{name: row[name] for name in row if name not in hidden} for row in rows]
-
-
-def _simulation_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    interval = row["interval"]
-    if row["profile"] != "none" and interval is not None and interval < row["planned"]:
-        # Samples released after a stall leave faster than they can be computed.
-        interval = None
-    return {
-        "simulator": f"{row['simulator']} {row['version']}",
-        "stalls": row["profile"].replace("_", " "),
-        "samples": row["samples"],
-        "equal outputs": Cell.of(row["equal"], ","),
-        "cycles": Cell.of(row["cycles"], ","),
-        "interval": None if interval is None else Cell.of(interval, ",.1f"),
-        "planned": Cell.of(row["planned"], ",") if row["profile"] == "none" else None,
-    }
-
-
-def _sentence(result: Mapping[str, Any]) -> str:
-    """Describes the verification, the accuracy, and deviations from the plan."""
-    sentences = [_proven(result), accuracy_sentence(result, result["samples"]), *_warnings(result)]
-    return " ".join(filter(None, sentences))
-
-
-def _proven(result: Mapping[str, Any]) -> str:
-    """Describes the verification, and the difference between circuit and PyTorch."""
-    difference = result["pytorch"]
-    compared = f"{difference['outputs']:,} outputs of {result['samples']} samples"
-    if difference["outputs"] and not difference["different"]:
-        return f"RTL = PyTorch, bit for bit: {compared} equal those of the quantized model."
-    text = (
-        f"RTL = integer graph, bit for bit; {difference['different']:,} of {compared} differ from "
-        f"the quantized model in PyTorch, by at most {difference['largest']:.4g}."
-    )
-    if not difference["operators"]:
-        return text
-    worst = max(difference["operators"], key=lambda row: row["different"] / row["codes"])
-    return (
-        f"{text} Given equal inputs, operator '{worst['name']}' differs most: "
-        f"{worst['different']:,} of {worst['codes']:,} codes, by at most {worst['largest']:g} "
-        f"step{'s' * (worst['largest'] != 1)}."
-    )
-
-
 def _counted(
     config: EmitConfig, folder: Path, project: Project, has_multipliers: bool
 ) -> tuple[list[dict[str, Any]], str]:
@@ -473,27 +315,3 @@ def _counted(
             return synthesize(folder, project, has_multipliers=has_multipliers), ""
     except UnavailableError as error:
         return [], str(error)
-
-
-def _warnings(result: Mapping[str, Any]) -> list[str]:
-    """Returns warnings: missing counts, a slower circuit than planned, undecided folds."""
-    texts = []
-    if result.get("uncounted"):
-        texts.append(
-            f"{result['uncounted']}: the circuit is verified, but its resources are not counted."
-        )
-    if result.get("undecided"):
-        shortest, longest = min(result["undecided"]), max(result["undecided"])
-        texts.append(
-            f"The search for folds ran out of time for intervals of {shortest:,} to {longest:,} "
-            "cycles: faster folds may exist."
-        )
-    if result.get("unmet_fold"):
-        texts.append(describe_unmet(result["unmet_fold"]))
-    measured, planned = result["verification"][0]["interval"], result["interval"]
-    if measured is not None and measured > (1 + TOLERANCE) * planned:
-        texts.append(
-            f"The circuit takes {measured:,.1f} cycles between samples instead of the planned "
-            f"{planned:,}: a FIFO is too short for full speed."
-        )
-    return texts
