@@ -1,16 +1,26 @@
 """Arguments of public functions are checked against their annotations."""
 
+import enum
+import functools
+from collections.abc import Callable, Collection
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
 import numpy as np
 import pytest
 import torch
+from torch.nn import Dropout
 
 from chop import MaseGraph, passes
-from chop.config import with_checked_arguments
+from chop.config import convert, with_checked_arguments
 from chop.data import class_names, get_dataset_info, num_labels, strided_windows, with_vectors
-from chop.errors import ConfigError
-from chop.formats import FP8, format_string
+from chop.errors import ConfigError, GraphError, describe
+from chop.formats import FP8, Integer, MXInt, QuantSpec, even_sample, format_string, initial_scales
+from chop.ir.huggingface.quantizer import ChopConfig
 from chop.models import function_of_file, get_tokenizer, read_config
-from chop.nn.quantized import QuantLinear
+from chop.nn.packed import pack
+from chop.nn.quantized import QuantLinear, leaf_operators
 from chop.search import Choice, Constraint, Goal, Search, SearchSpace
 from chop.train import (
     GradualPruning,
@@ -22,6 +32,8 @@ from chop.train import (
     seed_everything,
     split_rows,
 )
+
+MXINT = QuantSpec.parse({"weight": MXInt(8)}, ("weight",))
 
 
 def _net():
@@ -94,6 +106,14 @@ CALLS = {
         "from_float: expected an nn.Module, got int",
     ),
     "formats": (lambda: QuantLinear.from_float(_net(), 3), "from_float: expected a mapping, got 3"),
+    "sample": (lambda: even_sample(X, "3"), "count: expected int, got '3'"),
+    "learned": (lambda: initial_scales(Integer(8, 4), X), "learnable scales .*, got integer 8.4"),
+    "leaves of": (lambda: leaf_operators(None), "leaf_operators: expected an nn.Module, got None"),
+    "method": (lambda: ChopConfig("mxint4", quant_method="gptq"), "expected 'chop', got 'gptq'"),
+    "packed": (
+        lambda: fit(pack(QuantLinear.from_float(torch.nn.Linear(3, 2, False), MXINT)), (X, Y)),
+        "nothing to train: packed layers store their weights as codes; unpack them",
+    ),
     "rows": (lambda: with_vectors((X, Y), ("x",)), "DatasetDict, got tuple"),
 }
 
@@ -112,6 +132,7 @@ SEARCHES = {
     "catch": (ValueError, "catch: expected a list of a class of Exception"),
     "callbacks": (["f"], r"callbacks\[0\]: expected a function, got 'f'"),
     "save": (3, "save: expected a function or None, got 3"),
+    "save of a class": (torch.nn.ReLU, "save: expected a function of a configuration and a folder"),
 }
 
 
@@ -122,10 +143,18 @@ def _search(**given):
 
 
 @pytest.mark.parametrize("name", SEARCHES)
-def test_a_wrong_setting_of_a_search_is_one_sentence(name):
+def test_a_wrong_setting_of_a_search_is_one_sentence(name, tmp_path):
     value, message = SEARCHES[name]
     with pytest.raises(ConfigError, match=message):
-        _search(**{name: value})
+        _search(**{name.partition(" ")[0]: value, **({"out": tmp_path} if "class" in name else {})})
+
+
+def test_a_report_of_another_type_is_one_sentence():
+    def measure(config, report):
+        report(0, "0.5")
+
+    with pytest.raises(ConfigError, match="report: value: expected float, got '0.5'"):
+        _search(measure=measure).run(1, progress=False)
 
 
 def test_a_search_takes_settings_of_every_kind():
@@ -134,6 +163,71 @@ def test_a_search_takes_settings_of_every_kind():
     assert search.start == {search.space.key({"a": "2"}): {"a": "2"}}
     with pytest.raises(ConfigError, match="until: expected int, got '3'"):
         search.run("3")
+
+
+class _Place:
+    def __fspath__(self):
+        return "a/b"
+
+
+class _Names(enum.StrEnum):
+    A = "a"
+
+
+# Value, annotation and the value that a function receives.
+ACCEPTED = [
+    (np.int64(3), int, 3),
+    (np.array(3), int | None, 3),
+    (torch.tensor(3), int, 3),
+    (torch.tensor(0.5), float, 0.5),
+    (torch.tensor(0.5), torch.Tensor | float, torch.tensor(0.5)),
+    (np.True_, bool, True),
+    (np.str_("a"), Literal["a", "b"], "a"),
+    (_Names.A, Literal["a"], "a"),
+    (np.int64(4), Literal[4, 8], 4),
+    (_Place(), str | Path, Path("a/b")),
+    (range(3), tuple[int, ...], (0, 1, 2)),
+    (MappingProxyType({"a": 1}), dict[str, int], {"a": 1}),
+    ({"a": 1}.keys(), Collection[str], {"a"}),
+    (functools.partial(print), Callable[[int], None], None),
+    (dict, Callable[..., Any], dict),
+]
+
+
+@pytest.mark.parametrize(("value", "hint", "expected"), ACCEPTED)
+def test_values_that_stand_for_others_are_accepted(value, hint, expected):
+    found = convert(value, hint, "x")
+    assert found is value if expected is None else found == expected
+    assert expected is None or isinstance(found, type(expected) | type({}.keys()))
+
+
+@pytest.mark.parametrize(
+    ("value", "hint"), [(True, Literal[1]), (1, Literal[True]), (torch.tensor(True), int)]
+)
+def test_booleans_are_no_numbers(value, hint):
+    with pytest.raises(ConfigError, match="x: "):
+        convert(value, hint, "x")
+
+
+def test_a_long_value_is_not_written_out_to_try_a_union():
+    class Rows(list):
+        def __repr__(self):
+            raise AssertionError
+
+    rows = Rows(range(100))
+    assert convert(rows, str | Dropout | list, "x") is rows
+    assert describe(Rows(range(1000))) == "a Rows of 1000"
+
+
+def test_a_node_of_another_graph_is_not_erased():
+    mg, other = MaseGraph(_net()), MaseGraph(_net())
+    with pytest.raises(GraphError, match=r"'input_1' is of another graph; mg.node\('input_1'\)"):
+        mg.erase(other.nodes[0])
+
+
+def test_inputs_may_be_named_by_the_keys_of_an_example():
+    mg = MaseGraph(_net(), hf_input_names={"input": X}.keys())
+    assert mg.model(X).shape == (6, 2)
 
 
 @pytest.mark.parametrize(("call", "message"), CALLS.values(), ids=CALLS)

@@ -228,13 +228,15 @@ def describe(value: object, limit: int = 80, is_typed: bool = False) -> str:
     if isinstance(shape, tuple) and hasattr(value, "__len__"):
         dtype = f" ({value.dtype})" if hasattr(value, "dtype") else ""
         return f"{article} {kind} of shape {list(shape)}{dtype}"
+    count = 0
     try:
-        text = repr(value)
+        if isinstance(value, Collection) and not isinstance(value, str):
+            count = len(value)
+        text = repr(value) if count <= limit else "\n"  # a text of more members is longer
     except Exception:
         return f"{article} {kind}"
     if "\n" in text or " at 0x" in text:
-        size = f" of {len(value)}" if isinstance(value, Collection) else ""
-        return f"{article} {kind}{size}"
+        return f"{article} {kind}{f' of {count}' if count else ''}"
     text = text if len(text) <= limit else f"{text[:limit]} ..."
     return f"{text} ({kind})" if is_typed else text
 

@@ -79,7 +79,6 @@ def test_a_compressed_file_is_read_as_what_it_holds(start, separator, end, tmp_p
         "./no",
         "../no",
         "~/no",
-        "",
         "a/b/c",
     ],
 )

@@ -12,7 +12,8 @@ from torch import nn
 from chop import MaseGraph, passes
 from chop.errors import ConfigError
 from chop.formats import Integer, MXInt, QuantSpec, formats, get_format, parse_format
-from chop.formats.base import REGISTRY, from_key
+from chop.formats.base import REGISTRY
+from chop.formats.parsing import from_key
 from chop.nn.packed import pack
 from chop.nn.quantized import QuantConv2d, QuantLinear, modules
 from chop.nn.quantized.modules import conv2d, linear

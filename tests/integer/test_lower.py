@@ -217,7 +217,7 @@ FIXED = {"name": "integer", "width": 8, "frac_width": 4}
 def test_float_operators_are_refused_or_quantized():
     mg, x = small(nn.Sigmoid, linear=FIXED)
     with pytest.raises(
-        ConfigError, match=r"of act \(sigmoid, float\); .*key 'missing', such as '8.auto'"
+        ConfigError, match=r"of act \(sigmoid, float\); .*key 'missing' .*'missing': '8.auto'"
     ):
         passes.lower_to_integer_transform_pass(mg, {"batches": [{"x": x}]})
     settings = {"batches": [{"x": x}], "missing": "8.auto"}

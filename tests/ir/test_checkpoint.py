@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from chop.errors import CheckpointError, WriteError
+from chop.errors import CheckpointError, ConfigError, WriteError
 from chop.formats import Integer, QuantSpec
 from chop.ir.graph import MaseGraph
 from chop.ir.metadata import MaseMetadata, TensorInfo
@@ -439,5 +439,5 @@ def test_functions_without_a_name_and_meta_tensors_are_refused(tmp_path: Path) -
         empty = MaseGraph(nn.Sequential(nn.Linear(2, 2)))
         empty.model.to("meta")
         empty.export(tmp_path / "graph")
-    with pytest.raises(CheckpointError, match="did you mean 'state_dict'"):
+    with pytest.raises(ConfigError, match="did you mean 'state_dict'"):
         net().export(tmp_path / "graph", "state_dic")  # type: ignore[arg-type]

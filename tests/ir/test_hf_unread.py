@@ -132,7 +132,7 @@ SPOILT = {
         {"quantization_config": {"quant_method": "foo"}},
         "neither chop nor transformers supports the quant_method 'foo'",
     ),
-    "no method": ({"quantization_config": {"bits": 4}}, "quant_method None"),
+    "no method": ({"quantization_config": {"bits": 4}}, "expected an object with a quant_method"),
 }
 NEW_HEAD = [case for case in SPOILT if case not in ("a bias of the head", "no head")]
 

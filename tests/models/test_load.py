@@ -117,7 +117,7 @@ def test_the_folder_of_a_search_names_the_way_to_its_models(kind, settings, expe
         load_model(tmp_path)
     with pytest.raises(ConfigError, match="unknown task 'fill-msak': did you mean 'fill-mask'"):
         load_model("mlp", task="fill-msak")
-    with pytest.raises(TypeError, match="num_label"):
+    with pytest.raises(ConfigError, match="did you mean 'num_labels'"):
         load_model("mlp", num_label=3)
 
 

@@ -59,7 +59,14 @@ def test_frames_are_rows_of_vectors(given):
 
 
 FRAMES_REFUSED = {
-    "text": (lambda: (FRAME.assign(g="x"), SERIES), "column 'g': expected numbers, got 'x'"),
+    "times": (
+        lambda: (FRAME.assign(g=pandas.Timestamp("2026-11-29")), SERIES),
+        "column 'g': expected numbers, got Timestamp",
+    ),
+    "only texts": (
+        lambda: (FRAME.astype(str), SERIES),
+        "column 'a': expected numbers, got '",
+    ),
     "classes": (lambda: (FRAME, SERIES.map({0: "no", 1: "yes"})), "column 'labels': .*got 'no'"),
     "infinite": (lambda: (FRAME.assign(b=np.inf), SERIES), r"infinite .* columns 'b' \(12\)"),
     "blank": (lambda: (FRAME.assign(b=np.nan), SERIES), r"NaN, in the columns 'b' \(12\)"),

@@ -2,7 +2,9 @@
 
 import threading
 
+import datasets
 import numpy as np
+import pandas
 import pytest
 import torch
 from torch import nn
@@ -17,6 +19,7 @@ from chop.workloads.workload import Workload
 
 X = torch.randn(24, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(24) % 3
+FRAME = pandas.DataFrame(X.numpy(), columns=list("abcd"))
 
 
 class Net(nn.Module):
@@ -155,13 +158,18 @@ def test_weights_that_are_cut_off_say_so(tmp_path):
         {"x": X, "labels": Y, "id": ["row"] * 24},
         {"x": X, "labels": Y, "id": np.array(["row"] * 24)},
         [{"x": x, "labels": y, "id": "row"} for x, y in zip(X, Y, strict=True)],
+        ({"x": X, "id": pandas.Series(["row"] * 24)}, Y),
+        (FRAME.assign(id="row"), Y),
+        FRAME.assign(id=pandas.Categorical(["row"] * 24), label=Y.numpy()),
+        datasets.Dataset.from_dict({"x": X.tolist(), "id": ["row"] * 24, "label": Y.tolist()}),
     ],
-    ids=["columns", "array", "rows"],
+    ids=["columns", "array", "rows", "pair", "frame", "categories", "table"],
 )
 def test_a_column_of_texts_beside_numbers_is_an_assumption(rows):
     with collected_assumptions() as assumptions:
         read = read_rows(rows)
-    assert [*read.columns] == ["x"] and torch.equal(read.columns["x"], X)
+    (column,) = read.columns.values()
+    assert torch.equal(column, X)
     (text,) = [each.text for each in assumptions]
     assert text == "columns without numbers are not used as inputs: id"
 

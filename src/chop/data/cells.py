@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -99,6 +99,17 @@ def _converted(split: Dataset, names: Iterable[str]) -> Dataset:
         assert split.column_names[-1] == order[place]
         split = split.select_columns(order)
     return split
+
+
+def note_texts(texts: Sequence[str], numbers: Collection[str]) -> None:
+    """Records the assumption that columns of texts beside inputs of numbers are not used.
+
+    Args:
+        texts: columns without numbers, or descriptions of them.
+        numbers: input columns with numbers. Among token columns, no text is missed.
+    """
+    if texts and numbers and "input_ids" not in numbers:
+        assume(f"columns without numbers are not used as inputs: {', '.join(texts)}", log)
 
 
 def describe_texts(splits: Mapping[str, Dataset], name: str) -> str:

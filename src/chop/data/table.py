@@ -10,7 +10,7 @@ import numpy as np
 
 from chop.base.notices import assume
 from chop.data.bars import without_bars
-from chop.data.cells import TEXTS, check_cells, describe_texts
+from chop.data.cells import TEXTS, check_cells, describe_texts, note_texts
 from chop.data.load import NUMBERS, label_column
 from chop.data.splits import check_splits
 from chop.errors import MOST_NAMES, ConfigError, check_known, enumerate_names
@@ -50,8 +50,7 @@ def with_vectors(
         for name, feature in features.items()
         if name not in labels and getattr(feature, "dtype", None) in TEXTS
     ]
-    if others and numbers:
-        assume(f"columns without numbers are not used as inputs: {', '.join(others)}", log)
+    note_texts(others, numbers)
     if len(numbers) < 2:
         return splits
     values = {key: _numbers(split, numbers) for key, split in splits.items()}

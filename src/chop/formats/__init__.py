@@ -1,17 +1,6 @@
 """Number formats: one file per format, from which everything else is derived."""
 
-from chop.formats.base import (
-    INPUT_OPERANDS,
-    OPERANDS,
-    REGISTRY,
-    NumberFormat,
-    even_sample,
-    formats,
-    from_key,
-    get_format,
-    parse_format,
-    stored_settings,
-)
+from chop.formats.base import INPUT_OPERANDS, OPERANDS, REGISTRY, NumberFormat, formats
 from chop.formats.binary import Binary
 from chop.formats.binary_residual import BinaryResidual
 from chop.formats.block_fp import BlockFP
@@ -33,9 +22,11 @@ from chop.formats.mxfp import MXFP
 from chop.formats.mxint import MXInt
 from chop.formats.nf4 import NF4
 from chop.formats.nvfp4 import NVFP4
+from chop.formats.parsing import from_key, get_format, parse_format, stored_settings
 from chop.formats.quantizer import Gradient, Quantizer, StandIn
 from chop.formats.scale_integer import ScaleInteger
 from chop.formats.spec import QuantSpec
+from chop.formats.statistic import even_sample
 from chop.formats.ternary import Ternary
 
 __all__ = [

@@ -10,25 +10,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from chop.base.files.documents import parse_json
-from chop.base.notices import warn_once
 from chop.base.plugins import (
-    OWN,
-    PROGRAM,
-    PluginError,
     Registry,
-    get_package,
-    missing,
-    other_version,
 )
-from chop.config import check_fields, parse, with_checked_arguments
+from chop.config import check_fields
 from chop.errors import ConfigError, describe, did_you_mean
 from chop.formats import reference, transforms
 from chop.formats.encoded import Encoded
@@ -293,8 +284,6 @@ def _format_class(name: str, value: Any) -> type[NumberFormat]:
     return value
 
 
-PACKAGE = "package"
-"""Key in files for the name and version of the package that defines a format."""
 REGISTRY: Registry[type[NumberFormat]] = Registry("formats", as_row=_format_class)
 """Format classes by name and alias."""
 
@@ -304,228 +293,7 @@ def formats() -> list[type[NumberFormat]]:
     return list(dict.fromkeys(REGISTRY.values()))
 
 
-@with_checked_arguments
-def get_format(name: str | None) -> type[NumberFormat]:
-    """Returns the format class of a name; None is the identity format `float`.
-
-    Raises:
-        ConfigError: if no format has that name, or its class is not a frozen dataclass.
-    """
-    name = "float" if name is None else str(name)
-    if name not in REGISTRY:
-        REGISTRY.import_all()  # packages declare names, and their classes have aliases
-    if name not in REGISTRY:
-        if ":" in name or name[:1].isdigit():
-            raise ConfigError(
-                f"unknown number format '{name}': expected a name. Give the fields as keys beside "
-                "it, or pass a text such as 'mxint:width=4' or '8.auto' to "
-                "chop.formats.parse_format_string."
-            )
-        near = did_you_mean(name, REGISTRY)
-        own = (
-            ""
-            if near.startswith("did")
-            else " A format of your own module needs --import MODULE (in Python: import it)."
-        )
-        raise ConfigError(f"unknown number format '{name}': {near}{own}")
-    kind = REGISTRY[name]
-    if not dataclasses.is_dataclass(kind) or kind.__setattr__ is object.__setattr__:
-        raise ConfigError(
-            f"number format '{name}': expected a frozen dataclass; write @dataclass(frozen=True) "
-            f"above the class {kind.__name__}."
-        )
-    return kind
-
-
-@with_checked_arguments
-def parse_format(settings: Any, where: str = "format") -> NumberFormat:
-    """Parses a format from an instance, a name, None, or a mapping with `name` and fields.
-
-    If a mapping from a file names an unknown format, `PACKAGE` names the package to install.
-
-    Args:
-        settings: format, name, None for `float`, or mapping as in a config.
-        where: owner of the format, for messages.
-
-    >>> parse_format({"name": "integer", "width": 8, "frac_width": 4}).label
-    'integer 8.4'
-
-    Raises:
-        ConfigError: if a name or key is unknown, a key is missing, or a type is wrong.
-    """
-    if isinstance(settings, NumberFormat):
-        return settings
-    if settings is None or isinstance(settings, str):
-        settings = {"name": settings}
-    if not isinstance(settings, Mapping):
-        raise ConfigError(
-            f"{where}: expected a format, a name or a mapping, got {describe(settings)}."
-        )
-    fields = {key: value for key, value in settings.items() if key not in ("name", PACKAGE)}
-    if PACKAGE in settings and settings.get("name") not in REGISTRY:
-        raise PluginError(
-            f"{where}: the number format '{settings.get('name')}' {missing(str(settings[PACKAGE]))}"
-        )
-    if fields and "name" not in settings:
-        raise ConfigError(f"{where}: missing key 'name' of the format beside {min(fields)!r}.")
-    other = other_version(str(settings[PACKAGE])) if PACKAGE in settings else None
-    try:
-        number_format = parse(get_format(settings.get("name")), fields, where)
-    except ConfigError as error:
-        if other is None:
-            raise
-        raise PluginError(f"{str(error).rstrip('.')} ({other}).") from error
-    if other is not None:
-        warn_once(f"The number format '{settings['name']}' may differ: the file was {other}.")
-    return number_format
-
-
-@with_checked_arguments
-def stored_settings(number_format: NumberFormat) -> dict[str, Any]:
-    """Returns the settings of a format for a file, with the package that defines it.
-
-    Args:
-        number_format: any format; chop's own formats have no package entry.
-    """
-    settings = json.loads(number_format.key)
-    package = get_package(type(number_format))
-    return settings if package in (OWN, PROGRAM) else {**settings, PACKAGE: package}
-
-
-@with_checked_arguments
-@lru_cache(maxsize=4096)
-def from_key(key: str) -> NumberFormat:
-    """Returns the format of a key."""
-    return parse_format(parse_json(key))
-
-
-def even_sample(x: Tensor, count: int) -> Tensor:
-    """Returns at most `count` elements of `x`, flattened, sampled with a fixed seed.
-
-    Random sampling is used because a regular stride would see only some columns of a matrix.
-
-    Args:
-        x: any shape.
-        count: largest number of elements.
-    """
-    flat = x.reshape(-1)
-    if flat.numel() <= count:
-        return flat
-    generator = torch.Generator().manual_seed(0)
-    index = torch.randint(flat.numel(), (count,), generator=generator)
-    return flat[index.to(flat.device)]
-
-
 def clamped(fields: Mapping[str, Any], name: str, largest: int) -> dict[str, Any]:
     """Returns the fields with an integer field limited to `largest`."""
     value = fields.get(name)
     return {**fields, name: largest} if isinstance(value, int) and value > largest else dict(fields)
-
-
-# The operators that quantize during training and evaluation. Being registered operators, they are
-# a single node for FX, torch.compile and export, for any format. Their default implementation
-# is the readable reference; faster ones register themselves per device.
-def _rounded(x: Tensor, key: str) -> Tensor:
-    rounded = from_key(key).round(x)
-    # A custom operator must not return its own input, which `round` may do, and must keep to the
-    # strides that its fake implementation announces.
-    announced = torch.empty_like(x, device="meta").stride()
-    if rounded is x or rounded.stride() != announced:
-        return torch.empty_like(x).copy_(rounded)
-    return rounded
-
-
-# `Library` and not `custom_op`, whose calls cost as much as rounding a small tensor.
-OPERATORS = torch.library.Library("chop", "FRAGMENT")
-
-
-def define_operator(
-    schema: str,
-    reference: Callable[..., Any],
-    fake: Callable[..., Any],
-    backward: Callable[..., Any] | None = None,
-    setup_context: Callable[..., None] | None = None,
-) -> None:
-    """Defines an operator of the namespace `chop`.
-
-    Args:
-        schema: name with arguments and results.
-        reference: implementation for devices without a kernel; returns new tensors.
-        fake: returns empty tensors like those of the reference.
-        backward: returns the gradients, as in `torch.library.register_autograd`; None without one.
-        setup_context: saves tensors for `backward`.
-    """
-    name = schema.partition("(")[0]
-    OPERATORS.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    OPERATORS.impl(name, reference, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"chop::{name}", fake, lib=OPERATORS)
-    if backward is not None:
-        torch.library.register_autograd(
-            f"chop::{name}", backward, setup_context=setup_context, lib=OPERATORS
-        )
-
-
-def _straight_through(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-    return grad, None
-
-
-define_operator(
-    "fake_quantize(Tensor x, str key) -> Tensor",
-    _rounded,
-    lambda x, key: torch.empty_like(x),
-    _straight_through,
-)
-
-
-# The mask is found while the values are there: finding it in the backward pass would cost another
-# pass over them, and keep them alive.
-def _fake_quantize_marking(x: Tensor, key: str) -> tuple[Tensor, Tensor]:
-    mask = torch.empty_like(x, dtype=torch.bool).copy_(from_key(key).saturates(x))
-    return _rounded(x, key), mask
-
-
-def _marked_like(x: Tensor, key: str) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
-
-
-def _save_mask(ctx: Any, inputs: tuple[Tensor, str], output: tuple[Tensor, Tensor]) -> None:
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(output[1])
-
-
-def _clipped(ctx: Any, grad: Tensor | None, mask_grad: None = None) -> tuple[Tensor | None, None]:
-    (mask,) = ctx.saved_tensors
-    # Most weights are all within the range: reading the mask is faster than copying the gradient.
-    # Traced masks have no values, and reading those of a GPU would wait for it. `any` takes ten
-    # times as long as the largest byte.
-    is_read = type(mask) is Tensor and mask.is_cpu and mask.numel() > 0
-    keeps_all = is_read and not mask.view(torch.uint8).max()
-    if grad is None or keeps_all:
-        return grad, None
-    return torch.ops.chop.clip_gradient(grad, mask), None
-
-
-define_operator(
-    "fake_quantize_marking(Tensor x, str key) -> (Tensor, Tensor)",
-    _fake_quantize_marking,
-    _marked_like,
-    _clipped,
-    _save_mask,
-)
-
-
-def _clip_gradient(grad: Tensor, mask: Tensor) -> Tensor:
-    return torch.where(mask, grad.new_zeros(()), grad, out=torch.empty_like(grad))
-
-
-def _keep_mask(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(inputs[1])
-
-
-define_operator(
-    "clip_gradient(Tensor grad, Tensor mask) -> Tensor",
-    _clip_gradient,
-    lambda grad, mask: torch.empty_like(grad),
-    _clipped,
-    _keep_mask,
-)

@@ -10,8 +10,9 @@ from typing import Any
 from chop.base.files.documents import parse_json
 from chop.config import with_checked_arguments
 from chop.errors import ConfigError, describe, first_line
-from chop.formats.base import REGISTRY, NumberFormat, parse_format
+from chop.formats.base import REGISTRY, NumberFormat
 from chop.formats.integer import Integer
+from chop.formats.parsing import parse_format
 
 RULES = ("auto", "minmax", "mse", "percentile")
 """Rules that derive the fraction width of an integer."""

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from chop.config import Range
 from chop.errors import ConfigError
-from chop.formats.base import NumberFormat, even_sample
+from chop.formats.base import NumberFormat
 from chop.formats.elements import Fixed
 from chop.formats.layout import Layout
 from chop.formats.quantizer import Quantizer
+from chop.formats.statistic import even_sample
 
 MAX_WIDTH = 32
 # Enough to choose a fraction; 85M weights would take minutes.

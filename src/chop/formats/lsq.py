@@ -17,11 +17,14 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from chop.config import with_checked_arguments
 from chop.errors import ConfigError, DerivativeError
 from chop.formats import reference
-from chop.formats.base import NumberFormat, define_operator, formats, from_key
+from chop.formats.base import NumberFormat, formats
 from chop.formats.groups import CHANNELS, WHOLE_TENSOR
 from chop.formats.layout import Layout
+from chop.formats.operators import define_operator
+from chop.formats.parsing import from_key
 from chop.formats.quantizer import Quantizer
 from chop.formats.scaling import EPSILON, TINY, StaticScale
 from chop.formats.statistic import mean_magnitude
@@ -81,6 +84,7 @@ def learns(quantizer: Quantizer) -> bool:
     return layout.scaling.stores_floats and layout.groups in (WHOLE_TENSOR, CHANNELS)
 
 
+@with_checked_arguments
 def initial_scales(number_format: NumberFormat, x: Tensor) -> Tensor:
     """Returns initial values of learned scales, float32 (n,) and positive: static or measured ones.
 
@@ -90,8 +94,15 @@ def initial_scales(number_format: NumberFormat, x: Tensor) -> Tensor:
     Args:
         number_format: format with learnable scales.
         x: weight, or inputs as one row; any shape and floating dtype.
+
+    Raises:
+        ConfigError: if the scales of the format cannot be learned.
     """
-    assert isinstance(number_format, LearnableFormat)
+    if not isinstance(number_format, LearnableFormat):
+        raise ConfigError(
+            f"number_format: expected one with learnable scales ({', '.join(learnable_names())}), "
+            f"got {number_format.label}."
+        )
     layout = number_format.layout()
     assert layout is not None
     if number_format.scales is not None:

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from chop.config import convert
 from chop.errors import ConfigError, check_known, describe, did_you_mean
-from chop.formats.base import INPUT_OPERANDS, OPERANDS, NumberFormat, get_format, parse_format
+from chop.formats.base import INPUT_OPERANDS, OPERANDS, NumberFormat
 from chop.formats.float import Float
 from chop.formats.lsq import LearnableFormat, learnable_names, learns
 from chop.formats.mase_config import read_config, read_fields, without_spare_keys
+from chop.formats.parsing import get_format, parse_format
 from chop.formats.quantizer import Gradient, Quantizer
 
 FLOAT = Float()

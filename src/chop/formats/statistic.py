@@ -6,7 +6,28 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
+
+from chop.config import with_checked_arguments
+
+
+@with_checked_arguments
+def even_sample(x: Tensor, count: int) -> Tensor:
+    """Returns at most `count` elements of `x`, flattened, sampled with a fixed seed.
+
+    Random sampling is used because a regular stride would see only some columns of a matrix.
+
+    Args:
+        x: any shape.
+        count: largest number of elements.
+    """
+    flat = x.reshape(-1)
+    if flat.numel() <= count:
+        return flat
+    generator = torch.Generator().manual_seed(0)
+    index = torch.randint(flat.numel(), (count,), generator=generator)
+    return flat[index.to(flat.device)]
 
 
 def mean_magnitude(groups: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from chop.errors import ConfigError
 from chop.formats import Gradient, NumberFormat, from_key
-from chop.formats.base import OPERATORS
+from chop.formats.operators import OPERATORS
 from chop.formats.reference import round_by
 from chop.private.torch_api import is_dispatch_observed, is_transformed
 

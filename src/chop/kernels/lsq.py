@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from chop.formats import NumberFormat, from_key
-from chop.formats.base import OPERATORS
 from chop.formats.lsq import in_use, learned_gradients
+from chop.formats.operators import OPERATORS
 from chop.kernels.base import fake_quantize
 from chop.kernels.cpu.build import is_ready, library
 from chop.kernels.cpu.fake_quantize import CPU_FAKE_QUANTIZE, plan_by_lines

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from chop.config import convert
 from chop.errors import ChopError
 from chop.search.artifacts import Artifacts
 from chop.search.ledger import RUNNING, WAITING, Ledger, Row
@@ -267,6 +268,7 @@ class Runner:
         is_pruned = not isinstance(self.search.pruner, NopPruner)
 
         def report(step: int, value: float) -> None:
+            step, value = convert(step, int, "report: step"), convert(value, float, "report: value")
             if not is_single:  # pruners compare a single number
                 return
             trial.report(value, step)

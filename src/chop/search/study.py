@@ -60,7 +60,7 @@ class Search:
         seed: seed of all draws. With one worker, the same seed gives the same search, even after
             kills.
         save: (config, folder) saves the model just measured. None (default) saves none.
-        keep: number of best models to store, in `out/NAME/best/KEY`. Default 1.
+        keep: number of best models to store, in `out/NAME/best/KEY`. Default 1; 0 for none.
         problem: JSON value that identifies the measured problem (fingerprints of weights and rows,
             settings). A study of another problem is not resumed.
         catch: exceptions of the objective that fail only the trial, like NaN for a goal. Any other
@@ -94,13 +94,13 @@ class Search:
         name: str = "search",
         seed: Annotated[int, Range(0)] = 0,
         save: Save | None = None,
-        keep: Annotated[int, Range(1)] = 1,
+        keep: Annotated[int, Range(0)] = 1,
         problem: Mapping[str, Any] | None = None,
         catch: tuple[type[Exception], ...] = (),
         start: Sequence[Config] = (),
         callbacks: Sequence[Callable[[Study, FrozenTrial], None]] = (),
     ) -> None:
-        _check_measure(measure)
+        _check_takes(measure, "measure", "reporter")
         self.space, self.measure = space, measure
         self.goals = (goals,) if isinstance(goals, Goal | Constraint) else tuple(goals)
         self.sampler, self.pruner, self.seed = sampler, make_pruner(pruner), seed
@@ -246,6 +246,7 @@ class Search:
             return None
         if self.folder is None:
             raise ConfigError("save: expected `out`, the folder for the best models.")
+        _check_takes(save, "save", "folder")
         return Artifacts(self.folder / BEST_FOLDER, keep, save)
 
     def _open(self) -> Ledger:
@@ -370,13 +371,13 @@ class Search:
         return None
 
 
-def _check_measure(measure: Any) -> None:
-    """Raises ConfigError unless a function takes a configuration and a reporter."""
+def _check_takes(function: Any, setting: str, second: str) -> None:
+    """Raises ConfigError unless a function takes a configuration and a second argument."""
     try:
-        inspect.signature(measure).bind(None, None)
+        inspect.signature(function).bind(None, None)
     except TypeError as error:
         raise ConfigError(
-            f"measure: expected a function of a configuration and a reporter: {error}."
+            f"{setting}: expected a function of a configuration and a {second}: {error}."
         ) from None
     except ValueError:  # some of those written in C have no signature
         return

@@ -17,6 +17,7 @@ from chop.base.notices import get_logger
 from chop.errors import ConfigError, check_known, describe
 from chop.kernels.matmul_precision import matmul_precision
 from chop.nn import cached_weights
+from chop.nn.packed import PackedOperator
 from chop.train.distillation.loss import labeled_feed, training_loss
 from chop.train.distillation.settings import Distillation
 from chop.train.feed import Answered, Feed, eval_mode, module_mode
@@ -356,6 +357,11 @@ def _trainable(model: nn.Module) -> list[nn.Parameter]:
         frozen = "all parameters of the model are frozen"
         has_some = next(model.parameters(), None) is not None
         reason = frozen if has_some else "the model has no parameters"
+        if any(isinstance(module, PackedOperator) for module in model.modules()):
+            reason = (
+                "packed layers store their weights as codes; unpack them by "
+                "pack_transform_pass(mg, {'unpack': True})"
+            )
         raise ConfigError(f"nothing to train: {reason}.")
     return trainable
 

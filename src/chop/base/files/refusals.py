@@ -51,9 +51,10 @@ def writing(path: Path) -> Iterator[None]:
         cause = os.strerror(code)
         if code == errno.EEXIST and (link := _dangling_link(target)):
             cause = f"'{link}' is a link to '{link.readlink()}', which does not exist"
-        file = next((each for each in (target, *target.parents) if each.is_file()), None)
-        if code in (errno.EEXIST, errno.ENOTDIR) and file:
-            cause = f"{'it' if file == target else repr(str(file))} is a file, not a folder"
+        elif code in (errno.EEXIST, errno.ENOTDIR):
+            files = (each for each in (target, *target.parents) if each.is_file())
+            if file := next(files, None):
+                cause = f"{'it' if file == target else repr(str(file))} is a file, not a folder"
         reason = f"{cause}; {ADVICE[code]}{free}."
         raise WriteError(f"'{target}' cannot be written: {reason}") from error
 

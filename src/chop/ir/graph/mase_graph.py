@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -65,7 +65,7 @@ class MaseGraph:
         model: nn.Module,
         cf_args: Mapping[str, Any] | None = None,
         custom_ops: Mapping[str, Any] | Iterable[type[nn.Module] | str] | None = None,
-        hf_input_names: Sequence[str] | None = None,
+        hf_input_names: Collection[str] | None = None,
         *,
         dummy_in: Mapping[str, Any] | None = None,
         strict: bool = False,
@@ -81,10 +81,11 @@ class MaseGraph:
             self._set_captured(model)
             return
         fixed = dict(convert(cf_args, Mapping[str, Any] | None, "cf_args") or {})
-        hf_input_names = convert(hf_input_names, Sequence[str] | None, "hf_input_names")
+        asked = convert(hf_input_names, Collection[str] | None, "hf_input_names")
+        names = None if asked is None else tuple(asked)
         strict = convert(strict, bool, "strict")
         check_parameters(model, fixed)
-        guess = ProvisionalCapture(model, hf_input_names, _leaves(custom_ops), fixed, strict)
+        guess = ProvisionalCapture(model, names, _leaves(custom_ops), fixed, strict)
         if dummy_in is not None:
             self._set_captured(guess.recapture(dummy_in, None))
             return
@@ -146,7 +147,7 @@ class MaseGraph:
         model: nn.Module,
         cf_args: Mapping[str, Any] | None = None,
         custom_ops: Mapping[str, Any] | Iterable[type[nn.Module] | str] | None = None,
-        hf_input_names: Sequence[str] | None = None,
+        hf_input_names: Collection[str] | None = None,
     ) -> MaseGraph:
         """Constructs a graph; MASE's name for the constructor."""
         return cls(model, cf_args, custom_ops, hf_input_names)
@@ -301,9 +302,14 @@ class MaseGraph:
         """Removes a node; its users read its first input instead.
 
         Raises:
-            GraphError: if it is no node, or has users and no input.
+            GraphError: if it is no node of this graph, or has users and no input.
         """
         _check_is_node(node, "mg.erase")
+        if node.graph is not self.fx_graph:
+            raise GraphError(
+                f"mg.erase: node '{node.name}' is of another graph; mg.node({node.name!r}) finds "
+                "the one of this graph."
+            )
         if node.users:
             if not node.all_input_nodes:
                 raise GraphError(f"node '{node.name}' has users and no input to put in its place.")
@@ -382,7 +388,7 @@ class MaseGraph:
 
     @with_checked_arguments
     def save_pretrained(
-        self, folder: str | Path, tokenizer: Any = None, max_shard_size: str = "5GB"
+        self, folder: str | Path, tokenizer: Any = None, max_shard_size: int | str = "5GB"
     ) -> None:
         """Writes a folder for transformers' `from_pretrained`; packed layers stay packed.
 

@@ -39,7 +39,7 @@ def save_folder(
     model: nn.Module,
     folder: str | Path,
     tokenizer: Any = None,
-    max_shard_size: str = "5GB",
+    max_shard_size: int | str = "5GB",
     card: bool = True,
 ) -> None:
     """Writes a model with quantized layers for `from_pretrained` with chop installed.
@@ -48,7 +48,7 @@ def save_folder(
         model: a Hugging Face model, changed in place; use a result of `to_module`.
         folder: destination; missing folders are created, and other files stay.
         tokenizer: tokenizer or processor whose files are saved as well; None saves none.
-        max_shard_size: maximum size of a weight file, such as "5GB"; larger ones are split.
+        max_shard_size: maximum size of a weight file, bytes or "5GB"; larger ones are split.
         card: write a model card, unless the folder has a README.md that chop did not write.
 
     Raises:

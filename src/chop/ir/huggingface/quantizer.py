@@ -87,6 +87,11 @@ class ChopConfig(QuantizationConfigMixin):  # type: ignore[misc]
         from chop.formats.recipe import Recipe, coded
         from chop.ir.huggingface.stored import StoredModule
 
+        if quant_method != METHOD:
+            raise ConfigError(
+                f"quantization_config.quant_method: expected '{METHOD}', got "
+                f"{describe(quant_method)}."
+            )
         self.quant_method = quant_method
         self.format = None if format is None else coded(str(format), "quantization_config")
         self.data_in = None if data_in is None else _with_width(data_in)

@@ -16,7 +16,7 @@ from chop.captured.overrides import why_not_its_class
 from chop.config import parse
 from chop.errors import ConfigError, did_you_mean
 from chop.formats import OPERANDS, NumberFormat, QuantSpec
-from chop.formats.base import parse_format, stored_settings
+from chop.formats.parsing import parse_format, stored_settings
 from chop.ir.ops import get_module_row, stand_in_for
 from chop.nn.hadamard import Hadamard, Rotated
 from chop.nn.lora import LoraLinear

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from chop.formats import NumberFormat
-from chop.formats.base import OPERATORS
 from chop.formats.groups import CHANNELS, WHOLE_TENSOR, BlockTiling, Groups
 from chop.formats.layout import Layout
+from chop.formats.operators import OPERATORS
 from chop.kernels.base import Kernel, Line, register
 from chop.kernels.cpu import measure
 from chop.kernels.cpu.build import is_loaded, is_ready, library

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from chop.formats import from_key
-from chop.formats.base import OPERATORS
+from chop.formats.operators import OPERATORS
 from chop.kernels.codes import Codes, Packed
 from chop.kernels.cpu.build import library
 from chop.kernels.cpu.reader import LARGE, fixed_reader

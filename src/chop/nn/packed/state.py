@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from chop.base.notices import warn_once
 from chop.errors import ConfigError
 from chop.formats import Encoded
-from chop.formats.base import from_key
+from chop.formats.parsing import from_key
 from chop.nn.quantized import QuantizedOperator
 
 CODES, SCALES, TENSOR_SCALE = "codes", "scales", "tensor_scale"

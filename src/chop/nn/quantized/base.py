@@ -366,6 +366,7 @@ def float_class(operator: type[QuantizedOperator]) -> type[nn.Module]:
 
 def leaf_operators(model: nn.Module) -> dict[str, QuantizedOperator]:
     """Returns the innermost quantized operators by path."""
+    check_is_module(model, "leaf_operators")
     return {
         name: module
         for name, module in model.named_modules()

@@ -222,7 +222,7 @@ class LearnedWeight:
             # d(f k)/df = k + f dk/df, and dk/df = -(w/s) / f^2 where k moves.
             exact = self._point[part] / ratio[part]
             slope = torch.addcmul(codes, exact, moves, value=-1)
-            turns = sum_in_halves((pull * slope).t().contiguous()).t().sign_()
+            turns = sum_in_halves(slope.mul_(pull).t()).t().sign_()
         self._offset[part].sub_(pull.sign_().mul_(moves), alpha=rate).clamp_(-OFFSET, OFFSET)
         return turns
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from chop.data import label_column
-from chop.data.cells import check_cells
+from chop.data.cells import check_cells, note_texts
 from chop.errors import MOST_NAMES, ConfigError, describe, enumerate_names
 
 MODULE = "pandas"
@@ -73,18 +73,31 @@ def align_columns(train: Any, rows: Any, split: str) -> Any:
 def to_matrix(frame: Any) -> np.ndarray:
     """Converts a frame to float32 (rows, columns), in the order of its columns.
 
+    Columns of texts beside numbers are left out, which is an assumption.
+
     Raises:
-        ConfigError: if a column holds no numbers, or a cell is blank, NaN or infinite.
+        ConfigError: if another column holds no numbers, or a cell is blank, NaN or infinite.
     """
     names = list(map(str, frame.columns))
     if not names:
         raise ConfigError(
             "expected a frame with columns of numbers in addition to the labels, got none."
         )
+    texts = [name for i, name in enumerate(names) if is_text(frame.iloc[:, i])]
+    if texts != names:
+        frame = frame.loc[:, [name not in texts for name in names]]
+        names = [name for name in names if name not in texts]
+        note_texts(texts, names)
     columns = [to_array(frame.iloc[:, i], name) for i, name in enumerate(names)]
     values = np.stack([column.astype(np.float32) for column in columns], 1)
     check_cells(names, values)
     return values
+
+
+def is_text(series: Any) -> bool:
+    """Returns true if the first value of a series that is not missing is a text."""
+    is_plain = getattr(series.dtype, "kind", "O") not in "OU"
+    return not is_plain and isinstance(next(iter(series.dropna()), None), str)
 
 
 def to_array(series: Any, name: str | None = None) -> np.ndarray:

@@ -21,12 +21,19 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from chop.base.notices import assume, get_logger
 from chop.data import label_column
 from chop.data.bars import without_bars
+from chop.data.cells import note_texts
 from chop.errors import MOST_NAMES, ConfigError, describe, enumerate_names
 from chop.train.given.arrays import dense
-from chop.train.given.frames import is_frame, is_series, split_frame, to_array, to_matrix
+from chop.train.given.frames import (
+    is_frame,
+    is_series,
+    is_text,
+    split_frame,
+    to_array,
+    to_matrix,
+)
 from chop.train.given.label_columns import label_columns
 from chop.train.model_io import LABELS, POSITION
 from chop.train.user_code import read_items
@@ -34,7 +41,6 @@ from chop.train.user_code import read_items
 if TYPE_CHECKING:
     from datasets import Dataset
 
-log = get_logger(__name__)
 Column = Tensor | list[Tensor]
 """Tensor (N, ...), or a list of N tensors of different lengths."""
 
@@ -101,12 +107,14 @@ def read_columns(dataset: Any, outputs: Sequence[str] = ()) -> dict[str, Column]
     )
 
 
-def _get_first(column: Any) -> Any:
-    """Returns the first value of a list, or an array of objects; other columns themselves."""
+def _are_texts(column: Any) -> bool:
+    """Returns true if the first value of a list, a series or an array of objects is a text."""
+    if is_series(column):
+        return is_text(column)
     is_listed = isinstance(column, list | tuple) or (
         isinstance(column, np.ndarray) and column.dtype.kind in "OU"
     )
-    return column[0] if is_listed and len(column) else column
+    return is_listed and len(column) > 0 and isinstance(column[0], str)
 
 
 def take_items(data: Iterator[Any]) -> list[Any]:
@@ -165,7 +173,8 @@ def _with_flat_inputs(
 
 def _from_named(inputs: Mapping[str, Any], labels: Any) -> dict[str, Column]:
     """Returns columns by name with the labels of their rows."""
-    columns = {name: as_column(_array(column)) for name, column in inputs.items()}
+    used = _without_texts(inputs, None)
+    columns = {name: as_column(_array(column)) for name, column in used.items()}
     rows = len(next(iter(columns.values()), ()))
     for name, column in label_columns(labels, rows).items():
         columns[name] = as_column(_get_labels(column))
@@ -193,6 +202,9 @@ def _get_labels(value: Any) -> Any:
 @without_bars()
 def _from_table(dataset: Dataset) -> dict[str, Column]:
     names = [name for name in dataset.column_names if is_numeric(dataset, name)]
+    label = label_column(dataset.column_names)
+    others = [name for name in dataset.column_names if name not in (*names, label)]
+    note_texts(others, [name for name in names if name != label])
     table = dataset.select_columns(names).with_format("numpy")[:]
     return {name: as_column(table[name]) for name in names}
 
@@ -224,13 +236,15 @@ def read_mapping(columns: Mapping[str, Any]) -> dict[str, Column]:
 
     Labels stay, and so do texts that are the only inputs: messages about them are errors.
     """
-    label = label_column(list(columns))
-    inputs = [name for name in columns if name != label]
-    texts = [name for name in inputs if isinstance(_get_first(columns[name]), str)]
-    if texts and texts != inputs:
-        assume(f"columns without numbers are not used as inputs: {', '.join(texts)}", log)
-        columns = {name: column for name, column in columns.items() if name not in texts}
-    return {name: _read_column(name, column) for name, column in columns.items()}
+    named = _without_texts(columns, label_column(list(columns)))
+    return {name: _read_column(name, column) for name, column in named.items()}
+
+
+def _without_texts(columns: Mapping[str, Any], label: str | None) -> Mapping[str, Any]:
+    texts = [name for name in columns if name != label and _are_texts(columns[name])]
+    numbers = [name for name in columns if name not in (*texts, label)]
+    note_texts(texts, numbers)
+    return {name: column for name, column in columns.items() if not numbers or name not in texts}
 
 
 def _read_column(name: str, values: Any) -> Column:
