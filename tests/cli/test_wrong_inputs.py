@@ -97,6 +97,7 @@ def place(tmp_path_factory):
     (folder / "titles.csv").write_text("# rows\n# of today\na,b,c,label\n1,2,3,0\n")
     (folder / "trailing.csv").write_text("a,b,c,label,\n" + "1,2,3,0,\n4,5,6,1,\n" * 9)
     (folder / "wide.csv").write_bytes("a,b,c,label\n1,2,3,0\n".encode("utf-16-le"))
+    (folder / "spaces.csv").write_text("a b c label\n" + "1 2 3 0\n4 5 6 1\n" * 9)
     (folder / "list.json").write_text("[1, 2, 3]")
     (folder / "nested.json").write_text(
         json.dumps([{"a": {"b": i}, "label": i % 2} for i in RANGE])
@@ -203,6 +204,8 @@ def test_half_a_checkpoint_is_named_by_its_missing_file(message, missing, name, 
             compress("net.py:Net", "wide.csv"),
             "file 'wide.csv': line 1 has NUL bytes, so that it is",
         ),
+        (("lower", "net.py:Net"), "expected an output folder; pass the model with --model net.py"),
+        (compress("net.py:Net", "spaces.csv"), "since its columns are separated by spaces; save"),
         (compress("net.py:Net", "list.json"), "data set 'list.json' has no column 'labels' or"),
         (compress("net.py:Nothing", "rows.csv"), "'net.py:Nothing' returns only NaN for rows of"),
         (compress("net.py:Silent", "rows.csv"), "'net.py:Silent': Silent has no forward"),

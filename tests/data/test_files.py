@@ -10,6 +10,7 @@ from datasets import Dataset
 
 from chop.base.notices import collected_assumptions
 from chop.data import get_tokenized_dataset, load_dataset
+from chop.data.load import SPLIT_OFF
 from chop.errors import ConfigError
 
 HEADER, LINES = "text,label\n", "good film,1\nbad film,0\n" * 4
@@ -298,6 +299,7 @@ FOLDERS = {
     "separators": (["train.csv", "test.tsv"], "several formats"),
     "pictures": (["train/cat/1.heic", "train/dog/2.heic"], "2 files with format .heic"),
     "no suffix": (["train/cat/1", "train/dog/2"], "2 files with no suffix"),
+    "capitals": (["Rows.CSV"], "'Rows.CSV', whose suffix .* rename it to 'Rows.csv'"),
 }
 
 
@@ -337,7 +339,7 @@ def test_joined_files_are_reported(tmp_path):
         (tmp_path / name).write_text(HEADER + LINES)
     with collected_assumptions() as assumed:
         assert len(load_dataset(tmp_path)["train"]) == 12
-    assert "'train' joins 2 files, among them 'a.csv', 'b.csv'" in str(assumed)
+    assert "2 files are read as one table of training rows: 'a.csv', 'b.csv'" in str(assumed)
 
 
 def test_files_of_a_folder_that_are_left_out_are_reported(tmp_path):
@@ -348,3 +350,38 @@ def test_files_of_a_folder_that_are_left_out_are_reported(tmp_path):
     assert [each.text.partition(". Table")[0] for each in assumed] == [
         f"Not read from '{tmp_path}': 'holdout.csv'"
     ]
+
+
+WORDS = '{"tokens": ["a", "b"], "label": [0, 1]}\n'
+CARD = "---\nconfigs:\n- config_name: all\n  data_files:\n" + "".join(
+    f"  - split: {name.lower()}\n    path: {name}.csv\n" for name in ("Train", "Test")
+)
+USUAL = {
+    "parts": {"0-of-2.csv": LINES, "1-of-2.csv": LINES},
+    "parts of splits": {f"{name}/{i}.csv": LINES for name in ("train", "test") for i in (0, 1)},
+    "other names of splits": {f"{x}-{i}.csv": LINES for x in ("train", "dev") for i in (0, 1)},
+    "names in a card": {"README.md": f"{CARD}---\n", "Train.csv": LINES, "Test.csv": LINES},
+    "one row of lists": {"train.jsonl": 4 * WORDS, "test.jsonl": WORDS},
+    "files of the hub": dict.fromkeys(("LICENSE", "Thumbs.db", ".DS_Store"), "")
+    | {"dataset_infos.json": "{}", "train.csv": LINES, "test.csv": LINES},
+}
+
+
+@pytest.mark.parametrize("case", USUAL)
+def test_usual_folders_are_read_without_a_note(case, tmp_path):
+    for name, text in USUAL[case].items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(HEADER * name.endswith("csv") + text)
+    with collected_assumptions() as assumed:
+        assert len(load_dataset(tmp_path)["train"])
+    assert all(each.about == SPLIT_OFF or "has no test rows" in each.text for each in assumed)
+
+
+def test_texts_may_begin_as_a_web_page_and_columns_of_parquet_may_have_numbers(tmp_path):
+    (tmp_path / "a.txt").write_text("<!DOCTYPE html>\n" * 9)
+    Dataset.from_dict({"a": [1, 2] * 4, "a.1": [1, 2] * 4, "label": [0, 1] * 4}).to_parquet(
+        tmp_path / "a.parquet"
+    )
+    with collected_assumptions() as assumed:
+        load_dataset(tmp_path / "a.txt", labeled=False), load_dataset(tmp_path / "a.parquet")
+    assert {each.about for each in assumed} == {SPLIT_OFF}

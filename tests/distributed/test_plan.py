@@ -136,6 +136,11 @@ def test_plans_that_are_not_found(given_plan: Any, mesh: Any, message: str):
         find_plan(given_plan, graph_of("bert"), mesh)
 
 
+def test_an_unknown_plan_lists_names_of_the_caller_as_well():
+    with pytest.raises(PlanError, match="choose from: auto, data, megatron"):
+        find_plan("none.json", graph_of("bert"), other_names=["auto"])
+
+
 def test_a_file_that_json_cannot_read_is_no_plan(tmp_path: Path):
     path = tmp_path / "plan.json"
     path.write_text("[" * 200_000)

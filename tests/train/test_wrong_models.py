@@ -150,6 +150,9 @@ def test_weights_that_are_cut_off_say_so(tmp_path):
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(ChopError, match="cannot be read as safetensors .*; it may be cut off"):
         load_weights(Net(), path)
+    torch.save(Net(), path)
+    with pytest.raises(ChopError, match=r"which is code, as written by torch\.save"):
+        load_weights(Net(), path)
 
 
 @pytest.mark.parametrize(

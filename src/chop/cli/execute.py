@@ -18,7 +18,7 @@ import typer
 from chop.base.files import names_of_files
 from chop.base.notices import set_logging_verbosity
 from chop.base.plugins import import_plugin
-from chop.base.trust import trust_code, trust_named
+from chop.base.trust import names_code, trust_code, trust_named
 from chop.cli.command import COMMON, RUN_FOLDER, Command, load
 from chop.cli.settings_file import read_settings
 from chop.cli.values import read_value
@@ -79,6 +79,11 @@ def _run(command: Command, where: str, chosen: dict[str, Any]) -> tuple[Any, Any
         import_plugin(module)
     if RUN_FOLDER in chosen:
         folder = chosen.pop(RUN_FOLDER).expanduser()
+        if names_code(str(folder)) and command.run_field != "model":
+            raise ConfigError(
+                f"{where} '{folder}': expected an output folder; pass the model with --model "
+                f"{folder}."
+            )
         if command.on_run is not None:
             _check_alone(where, folder, chosen)
             return {"run": folder}, command.on_run(folder)

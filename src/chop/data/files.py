@@ -12,11 +12,11 @@ from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chop.base.files.library_errors import get_reason, library_errors
+from chop.base.files.library_errors import library_errors
 from chop.base.files.reading import require_file
 from chop.base.hub import cache_folder
 from chop.base.notices import assume, at_level
-from chop.data.cells import TEXTS
+from chop.data.cells import TEXTS, is_quoted_number
 from chop.data.confined import (
     check_builder,
     check_card,
@@ -28,6 +28,7 @@ from chop.data.confined import (
 )
 from chop.data.masks import read_masks
 from chop.data.null_rows import check_rows
+from chop.data.table_errors import EMPTY, HEADER, error_chain, explain_table_error
 from chop.data.unpacked import check_unpacked
 from chop.data.unread import (
     check_split_names,
@@ -64,18 +65,8 @@ ACCEPTED = (
     f"one of {', '.join(FILE_KINDS)}, a folder of them, a folder of images with a subfolder per "
     "class, or one with images/ and masks/"
 )
-SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas"}
+SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas", " ": "spaces"}
 """Unsupported column separators by their names."""
-WRONG_COLUMNS = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
-"""The pandas message about a line with a wrong number of columns."""
-EMPTY = re.compile("corresponds to no data|No columns to parse|because the first 0 values")
-"""Messages about a table without rows."""
-OPEN_QUOTE = re.compile(r"EOF inside string starting at row (\d+)")
-"""The pandas message about a quote that is opened and not closed."""
-OTHER_TEXT = re.compile(r"Failed to parse string: ('.*') as a scalar of type")
-FRACTION = re.compile(r"Float value (\S+) was truncated converting to int")
-"""Messages of pyarrow about rows of a later chunk whose type differs from the first chunk's."""
-HEADER = "The first line must have the column names: remove titles and comments above it."
 TEXT_SAMPLE = 2**20
 """Number of bytes at the start of a text file that are checked for NUL bytes."""
 FILE_STARTS = {
@@ -87,12 +78,13 @@ FILE_STARTS = {
     b"\xff\xd8\xff": "an image (.jpg)",
     b"\x89HDF": "an HDF5 file (.h5)",
     b"SQLite format 3": "an SQLite database (.db)",
-    b"<!DOCTYPE": "a web page (.html)",
-    b"<html": "a web page (.html)",
     b"version https://git-lfs": "the pointer of a Git LFS file, which git lfs pull replaces",
 }
 """First bytes of files whose name hides their format, with the format."""
+PAGE_STARTS = {b"<!DOCTYPE": "a web page (.html)", b"<html": "a web page (.html)"}
 JSON_STARTS = {b"[{": "JSON (.json)", b'{"': "JSON (.json)"}
+"""First bytes of files that are texts of their own, but no tables."""
+OTHER_STARTS = {"csv": PAGE_STARTS | JSON_STARTS, "json": PAGE_STARTS}
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 """Byte order marks, which the decoder's own message is about."""
 NO_ROWS = re.compile(r'Instruction "(\w+)" corresponds to no data')
@@ -118,10 +110,10 @@ def read_file(path: Path) -> DatasetDict:
     settings = {"sep": "\t"} if suffix == ".tsv" else {}
     what = f"file '{path}'"
     if kind != "parquet" and path.suffix.lower() not in COMPRESSED:
-        _check_is_text(path, JSON_STARTS if kind == "csv" else {})
+        _check_is_text(path, OTHER_STARTS.get(kind, {}))
 
     def problem(error: BaseException) -> str:
-        return f"cannot be read as {kind}: {_reason(error)}"
+        return f"cannot be read as {kind}: {explain_table_error(error)}"
 
     reading = partial(library_errors, path, error=ConfigError, problem=problem)
     cache = str(cache_folder() / "datasets")
@@ -134,6 +126,8 @@ def read_file(path: Path) -> DatasetDict:
         )
     splits = prepared(builder, reading)
     check_pictures(splits, get_home(path.parent, what))
+    if kind == "csv":
+        _report_repeated(splits["train"].column_names, what)
     return _checked(splits, what)
 
 
@@ -241,10 +235,10 @@ def _reading(folder: Path) -> AbstractContextManager[None]:
     """Converts errors of pandas, pyarrow, fsspec and PyYAML about a folder to messages."""
 
     def problem(error: BaseException) -> str:
-        if EMPTY.search(" ".join(map(str, _chain(error)))):
+        if EMPTY.search(" ".join(map(str, error_chain(error)))):
             return f"has no rows in '{get_smallest(folder, FILE_KINDS)}': remove it, or add rows"
         if not isinstance(error, FileNotFoundError | ValueError):
-            return f"cannot be read: {_reason(error)}"
+            return f"cannot be read: {explain_table_error(error)}"
         if (empty := NO_ROWS.search(str(error))) is not None:
             if any(folder.rglob("metadata.*")):
                 return (
@@ -277,14 +271,16 @@ def _read_files(folder: Path, what: str) -> DatasetDict:
     with reading():
         builder = datasets.load_dataset_builder(place, cache_dir=str(cache))
     check_builder(builder, home)
-    check_split_names(folder)
+    check_split_names(folder, builder.config.data_files)
     splits = prepared(builder, reading)
     if any(Path(file).suffix.lower() in ARCHIVES for file in data_files(builder)):
         home = get_home(folder, what, cache / "downloads")  # where archives are unpacked
     check_pictures(splits, home)
     report_unread(folder, data_files(builder))
     if get_reader(builder) in FILE_KINDS.values():
-        report_joined(builder.config.data_files)
+        report_joined(folder, builder.config.data_files)
+    if get_reader(builder) == "csv":
+        _report_repeated(next(iter(splits.values())).column_names, what)
     return splits
 
 
@@ -346,14 +342,13 @@ def _check_is_text(path: Path, others: Mapping[bytes, str]) -> None:
 
 def _checked(splits: DatasetDict, what: str) -> DatasetDict:
     """Raises ConfigError if columns of a table were read as one, or a row repeats their names."""
+    _check_has_records(splits, what)
     for split in splits.values():
-        _check_has_records(split, what)
         _check_header_once(split, what)
-        _report_repeated(split.column_names, what)
         first, *others = split.column_names or [""]
         # Decimal commas make pandas take what is before them for an index.
         name = first if all(other.startswith("__index_level_") for other in others) else ""
-        separator = next((mark for mark in SEPARATORS if mark in name), None)
+        separator = _find_separator(name, split)
         if separator is None and name and others:
             raise ConfigError(f"{what}: the first line, {name!r}, has fewer columns. {HEADER}")
         if separator is not None:
@@ -364,10 +359,22 @@ def _checked(splits: DatasetDict, what: str) -> DatasetDict:
     return splits
 
 
-def _check_has_records(split: Dataset, what: str) -> None:
+def _find_separator(name: str, split: Dataset) -> str | None:
+    """Returns the separator of columns that were read as one; spaces separate only numbers."""
+    separator = next((mark for mark in SEPARATORS if mark in name.strip()), None)
+    if separator == " ":
+        parts = str(split[0][name]).split() if len(split) else []
+        is_joined = len(parts) == len(name.split()) and all(map(is_quoted_number, parts))
+        return separator if is_joined else None
+    return separator
+
+
+def _check_has_records(splits: DatasetDict, what: str) -> None:
     """Raises ConfigError for JSON whose only record holds all rows."""
+    split = next(iter(splits.values()))
     lists = [name for name, feature in split.features.items() if hasattr(feature, "feature")]
-    if len(split) == 1 and lists and len(split[0][lists[0]]) > 1:
+    is_single = all(len(each) == 1 for each in splits.values())
+    if is_single and lists and len(split[0][lists[0]] or ()) > 1:
         raise ConfigError(
             f"{what} is one record with lists ({enumerate_names(lists, MOST_NAMES)}); expected a "
             "list of records, as pandas writes with orient='records', or a record per line."
@@ -400,60 +407,3 @@ def _check_header_once(split: Dataset, what: str) -> None:
             f"), as in files that were joined with their headers; remove this line (line "
             f"{row + 2}, if no text has line breaks)."
         )
-
-
-def _reason(error: BaseException) -> str:
-    """Returns the reason that a file cannot be read, with a remedy."""
-    causes = list(_chain(error))
-    text = " ".join(map(str, causes))
-    wrong = WRONG_COLUMNS.search(text)
-    if wrong is not None and wrong[1] == "1":
-        return f"line {wrong[2]} has {wrong[3]} columns, and the first line has fewer. {HEADER}"
-    if wrong is not None:
-        return (
-            f"line {wrong[2]} has {wrong[3]} columns, expected {wrong[1]}; put texts that contain "
-            'the separator into quotes ("...").'
-        )
-    if "codec can't decode" in text:
-        return "its bytes are not UTF-8; save it as UTF-8 (in a spreadsheet, 'CSV UTF-8')."
-    if EMPTY.search(text):
-        return "it has no rows; expected column names and a line per row, or a record per line."
-    if "at least one example" in text:
-        return "it has no rows; expected a text or a record per line."
-    if (other := OTHER_TEXT.search(text)) is not None:
-        return (
-            f"a column whose first rows are numbers has the text {other[1]} further down; correct "
-            "or remove that row. A header repeated inside the file is such a row."
-        )
-    if (other := FRACTION.search(text)) is not None:
-        return (
-            f"a column whose first rows are whole numbers has {float(other[1]):g} further down; "
-            "write its first number with a decimal point, such as 1.0."
-        )
-    if (unclosed := OPEN_QUOTE.search(text)) is not None:
-        line = int(unclosed[1]) + 1
-        return f'a quote (") on or after line {line} is opened and not closed; close or remove it.'
-    if "JSON parse error" in text or "decoding" in text:
-        return (
-            f"{get_reason(error.__cause__ or error)}; expected a list of records or a record per "
-            "line, with names in double quotes. The file may be cut off."
-        )
-    if "int too large" in text:
-        return "a column has whole numbers beyond 64 bits; write them with a decimal point."
-    if "zstd not supported" in text:
-        return "this needs zstandard: pip install zstandard."
-    if "must have the same columns" in text:
-        differing = re.search(r"there are (.*\}\))", text)
-        file = re.search(r"generating data using\s+(\S.*?)(?:,|\n|$)", text)
-        where = f"'{Path(file[1]).name}'" if file else "one of them"
-        listed = differing[1] if differing else "other columns"
-        return (
-            f"its files have different columns: {where} has {listed}; use the same columns in all."
-        )
-    return get_reason(error.__cause__ or error)
-
-
-def _chain(error: BaseException | None) -> Any:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__

@@ -92,7 +92,8 @@ def _as_channels(picture: Picture, channels: int) -> Picture:
     """
     from PIL import Image
 
-    if getattr(picture, "n_frames", 1) > 1:
+    # Photos of cameras (MPO) hold smaller versions of themselves.
+    if picture.format != "MPO" and getattr(picture, "n_frames", 1) > 1:
         assume("Only the first frame of images with several frames is read.")
     if picture.mode not in WIDE:
         return picture.convert("L" if channels == 1 else "RGB")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,8 +13,10 @@ from chop.errors import MOST_NAMES, ConfigError, enumerate_names
 
 SPLIT_NAMES = {name for names in SPLITS.values() for name in names}
 """Names of splits, in lower case."""
-NOT_DATA = ("readme", "license", "licence", "citation", "thumbs.db", "desktop.ini")
+NOT_DATA = ("readme", "license", "licence", "citation", "thumbs.db", "desktop.ini", "dataset_info")
 """Beginnings of the names of files that hold no rows, in lower case."""
+OF_SPLIT = re.compile(r"train|\d-of-\d")
+"""Part of a path that names training rows, or a part of a table."""
 
 
 def describe_formats(folder: Path, kinds: Mapping[str, str]) -> str:
@@ -31,6 +34,12 @@ def describe_formats(folder: Path, kinds: Mapping[str, str]) -> str:
     if len(tables) > 1:
         listed = enumerate_names(sorted(f"'{path.name}'" for path in tables.values()), MOST_NAMES)
         return f"has files of several formats ({listed}): save all of them in one format"
+    capital = next((path for path in tables.values() if not path.suffix.islower()), None)
+    if capital is not None:
+        return (
+            f"has '{capital.name}', whose suffix is in capital letters: rename it to "
+            f"'{capital.with_suffix(capital.suffix.lower()).name}'"
+        )
     if tables or not suffixes or suffixes.keys() & {*SUFFIXES}:
         return ""
     suffix, count = suffixes.most_common(1)[0]
@@ -58,29 +67,36 @@ def report_unread(folder: Path, read: Collection[str]) -> None:
         )
 
 
-def report_joined(files: Mapping[str, Sequence[str]]) -> None:
-    """Reports table files without the name of a split, which are read as one.
+def report_joined(folder: Path, files: Mapping[str, Sequence[str]]) -> None:
+    """Reports table files without the name of a split, which are read as training rows.
+
+    Parts of one table, such as 0-of-3.parquet, are not reported.
 
     Args:
+        folder: folder of the data set.
         files: paths of the files by split.
     """
-    for split, paths in files.items():
-        names = [Path(path).name for path in paths]
-        others = sorted(f"'{name}'" for name in names if str(split) not in name)
-        if others and len(names) > 1:
-            listed = enumerate_names(others, MOST_NAMES)
-            assume(
-                f"The split '{split}' joins {len(names)} files, among them {listed}. Files with "
-                "the names of splits, such as test.csv, are splits of their own."
-            )
+    home = folder.resolve()
+    paths = sorted(str(Path(path).relative_to(home)) for path in files.get("train", ()))
+    if len(files) == 1 and len(paths) > 1 and not any(map(OF_SPLIT.search, paths)):
+        listed = enumerate_names(list(map(repr, paths)), MOST_NAMES)
+        assume(
+            f"{len(paths)} files are read as one table of training rows: {listed}. A file whose "
+            "name begins with a split, such as test.csv, is a split of its own."
+        )
 
 
-def check_split_names(folder: Path) -> None:
+def check_split_names(folder: Path, files: Mapping[str, Sequence[str]]) -> None:
     """Checks that no split is named in capital letters, which would make it training rows.
 
+    Args:
+        folder: folder of the data set.
+        files: paths of the files by split, as its reader or the card of the folder says.
     Raises:
         ConfigError: if a file or folder is named `Test` and the like, beside another split.
     """
+    if len(files) > 1:  # the card may name them
+        return
     names = sorted({path.relative_to(folder).parts[0] for path in _files(folder)})
     splits = [name for name in names if name.partition(".")[0].lower() in SPLIT_NAMES]
     wrong = next((name for name in splits if not name.partition(".")[0].islower()), None)

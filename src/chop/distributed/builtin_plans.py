@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,7 @@ def find_plan(
     mg: MaseGraph,
     mesh: tuple[int, ...] | int | str | None = None,
     processes: int = 1,
+    other_names: Sequence[str] = (),
 ) -> ShardingPlan:
     """Resolves a user's plan argument.
 
@@ -115,6 +116,7 @@ def find_plan(
         mg: graph of the plan.
         mesh: processes along each axis; default: the mesh of a given plan, otherwise `processes`.
         processes: number of processes.
+        other_names: names that the caller accepts in addition, for the message.
 
     Raises:
         PlanError: if the plan or file does not exist, is invalid, or has another mesh.
@@ -128,7 +130,7 @@ def find_plan(
         if not Path(given).is_file():
             if str(given).lstrip().startswith(("{", "[")):
                 raise PlanError(f"plan: write the JSON {given!r:.80} to a file, and pass its path.")
-            known = did_you_mean(given, PLANS)
+            known = did_you_mean(given, [*other_names, *PLANS])
             raise PlanError(f"'{given}' is neither a file nor the name of a plan: {known}")
         given = ShardingPlan.read(given)
     if wanted is not None and wanted != given.mesh:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -199,7 +200,7 @@ def _read(path: Path) -> Any:
     except CheckpointError:
         raise
     except Exception as error:  # torch's unpickler raises various errors
-        if path.suffix == ".safetensors":
+        if path.suffix == ".safetensors" and not zipfile.is_zipfile(path):
             raise CheckpointError(
                 f"'{path}' cannot be read as safetensors ({reason}); it may be cut off: copy or "
                 "download it again."

@@ -130,7 +130,7 @@ class Task:
             return self
         if isinstance(metric, str):
             known = {**self.metrics, self.metric.name: self.metric}
-            check_known(metric, known, "unknown metric")
+            check_known(metric, known, f"task '{self.name}': unknown metric")
             return dataclasses.replace(self, metric=known[metric])
         if not isinstance(metric, Metric):
             if not callable(metric):

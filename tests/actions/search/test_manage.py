@@ -17,6 +17,7 @@ from typing import ClassVar
 import pytest
 from typer.testing import CliRunner
 
+from chop import runs
 from chop.actions.search import job as jobs
 from chop.actions.search.job import SearchConfig, SearchJob, get_settings, run_search
 from chop.actions.search.manage import export_best, resume_search, show_search, work_for
@@ -214,6 +215,10 @@ def test_toml_is_read_back(tmp_path):
 def test_mistakes_are_named(begun, tmp_path):
     with pytest.raises(UnavailableError, match="no search found in"):
         show_search(str(tmp_path / "nowhere.db"))
+    with runs.start("compress", {}, tmp_path / "run"):
+        pass
+    with pytest.raises(ConfigError, match="run' is from chop compress: expected the output folder"):
+        show_search(str(tmp_path / "run"))
     with pytest.raises(ConfigError, match="did you mean 'toy'"):
         show_search(str(begun), "toyy")
     with pytest.raises(ConfigError, match="trial 99"):

@@ -142,7 +142,7 @@ def test_any_process_can_build_the_same_search(tmp_path, workload):
     assert job is JOB and first.search.space.choices == second.search.space.choices
     chosen = first.search.space.at(0)
     assert first.measure(chosen, print) == second.measure(chosen, print)
-    assert architectures(asked, workload).num_distinct() == 2 * 2 * (2**4 + 2**8)
+    assert architectures(asked, workload.model).num_distinct() == 2 * 2 * (2**4 + 2**8)
 
 
 @pytest.mark.long
@@ -172,11 +172,13 @@ def test_usual_fields_are_half_and_twice():
         "hidden_size": (24, 48, 96),
         "intermediate_size": (96, 192, 384),
     }
-    with pytest.raises(ConfigError, match="has no Hugging Face configuration"):
-        architectures(NasConfig(model="mlp"), load_subject_of_mlp())
 
 
-def load_subject_of_mlp():
-    data = load_dataset("digits", limit=20)
-    rows = read_rows(data["train"]), read_rows(data["test"])
-    return Workload(load_model("mlp"), "mlp", "digits", *rows, torch.device("cpu"), 1, 1e-3)
+@pytest.mark.parametrize(
+    ("model", "fields", "message"),
+    [("mlp", None, "has no Hugging Face configuration"), ("vit", {"size": (1, 2)}, "size")],
+)
+def test_fields_are_checked_before_a_built_in_model_is_trained(model, fields, message, monkeypatch):
+    monkeypatch.setattr("chop.workloads.load.load_workload", lambda config: pytest.fail("trained"))
+    with pytest.raises(ConfigError, match=message):
+        NasSubject(NasConfig(model=model, fields=fields))

@@ -57,6 +57,8 @@ def test_seeds_and_samplers_are_searches_of_their_own(tmp_path):
     assert [each.seed for each in alone] == [0, 1, 2]
     with pytest.raises(ConfigError, match="sampler 'tpee': did you mean 'tpe'"):
         NasConfig(out=tmp_path, samplers=("grid", "tpee"))
+    with pytest.raises(ConfigError, match="samplers: 'grid' is given twice"):
+        NasConfig(out=tmp_path, samplers=("grid", "grid"))
     with pytest.raises(ConfigError, match="'memory' stores nothing"):
         list_searches(JOB, PrecisionConfig(out=tmp_path, seeds=2, storage="memory"))
 

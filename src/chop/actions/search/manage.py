@@ -29,8 +29,9 @@ from chop.base.plugins import (
 from chop.base.tables import print_table, printable
 from chop.base.trust import check_code, check_place, is_allowed_place, options_naming
 from chop.config import parse
-from chop.errors import ConfigError
+from chop.errors import ConfigError, UnavailableError
 from chop.kernels.matmul_precision import matmul_precision
+from chop.runs import MANIFEST, read_manifest
 from chop.runs.interrupt import with_interruption_note
 from chop.search import Result, Search, TrialRecord
 from chop.search.location import MEMORY, storage_file, without_password
@@ -42,6 +43,20 @@ OWN_FOLDER = f"runs/search-worker-{os.getpid()}"
 """Default folder for models of a worker on a server's search."""
 
 
+def _load_search(storage: str, name: str | None) -> tuple[dict[str, Any], Result]:
+    """Reads a search. An error about the output folder of another command names the command."""
+    try:
+        return load_search(storage, name)
+    except UnavailableError:
+        if not (Path(storage) / MANIFEST).is_file():
+            raise
+        kind = read_manifest(storage).kind
+        raise ConfigError(
+            f"'{storage}' is from chop {kind}: expected the output folder of a chop search, or its "
+            "storage."
+        ) from None
+
+
 def show_search(storage: str, name: str | None = None) -> Result:
     """Prints a search: outcomes, the best trials, and a table of the choices.
 
@@ -49,7 +64,7 @@ def show_search(storage: str, name: str | None = None) -> Result:
         storage: output folder, file or URL of a search.
         name: name of the study. Default: the storage's only study.
     """
-    study, result = load_search(storage, name)
+    study, result = _load_search(storage, name)
     counts = [
         {"trials": count, "outcome": outcome, "meaning": OUTCOMES[outcome]}
         for outcome, count in result.counts.items()
@@ -84,7 +99,7 @@ def resume_search(
     Raises:
         ConfigError: if the storage names code, or a folder elsewhere, see `chop.base.trust`.
     """
-    study, _ = load_search(storage, name)
+    study, _ = _load_search(storage, name)
     changes = {"trials": trials, "workers": workers, "out": None if out is None else str(out)}
     command = _command("resume", [storage], {"name": name, **changes})
     job, config = _rebuilt(study, changes, command)
@@ -103,7 +118,7 @@ def work_for(url: str, name: str | None = None, out: Path | None = None) -> Resu
     Raises:
         ConfigError: if the storage names code, or a folder elsewhere, see `chop.base.trust`.
     """
-    study, _ = load_search(url, name)
+    study, _ = _load_search(url, name)
     own = None if storage_file(study["url"]) else OWN_FOLDER
     changes = {"workers": 1, "out": own if out is None else str(out)}
     command = _command("worker", [without_password(url)], {"name": name, "out": out})
@@ -127,7 +142,7 @@ def export_best(
         trial: number of a trial. Default: the best trial.
     Returns: the written settings.
     """
-    study, result = load_search(storage, name)
+    study, result = _load_search(storage, name)
     command = _command("export", [storage, str(path)], {"name": name, "trial": trial})
     job, config = _rebuilt(study, {}, command, writes=False)
     chosen = _choose(result, trial)

@@ -19,6 +19,7 @@ from chop.actions.search.settings import NasConfig
 from chop.base.files import write_json
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
+from chop.models import BUILTIN_MODELS, builtin_model
 from chop.problems.nas.architecture import SQUARE_LAYERS, Architectures, usual_fields
 from chop.problems.nas.proxies import best_share, zero_cost_score
 from chop.problems.nas.training import TrainedMeasure, split_rows
@@ -59,6 +60,9 @@ class NasSubject:
     """
 
     def __init__(self, config: NasConfig, workload: Workload | None = None) -> None:
+        if workload is None and (name := builtin_model(config.model)) is not None:
+            builtin = BUILTIN_MODELS[name]
+            architectures(config, builtin.build(builtin.num_labels))  # before it is trained
         workload = workload_for(config, workload)
         if workload.judge is not None and not workload.can_train(config):
             raise ConfigError(
@@ -71,7 +75,7 @@ class NasSubject:
                 f"{workload.task.metric.name}."
             )
         self.config, self.workload = config, workload
-        self.candidates = architectures(config, workload)
+        self.candidates = architectures(config, workload.model)
         self.measure = _measure(config, self.candidates, workload)
 
     @cached_property
@@ -114,15 +118,15 @@ def _model_config_json(model: nn.Module) -> str:
     return str(base.to_json_string())
 
 
-def architectures(config: NasConfig, workload: Workload) -> Architectures:
-    """Returns the architectures to search over."""
+def architectures(config: NasConfig, model: nn.Module) -> Architectures:
+    """Returns the architectures to search over, which vary a model."""
     from transformers import PreTrainedConfig
 
-    base = getattr(workload.model, "config", None)
+    base = getattr(model, "config", None)
     usual = usual_fields(base) if isinstance(base, PreTrainedConfig) else {}
     fields = usual if config.fields is None else config.fields
     layers = {name: SQUARE_LAYERS[name] for name in config.square_layers}
-    return Architectures(workload.model, fields, square_layers=layers, seed=config.seed)
+    return Architectures(model, fields, square_layers=layers, seed=config.seed)
 
 
 def _training(config: NasConfig, workload: Workload) -> Training:

@@ -136,7 +136,7 @@ def _planned(model: ShardedModel, config: ShardConfig) -> Sharding:
 
 
 def _given(model: ShardedModel, config: ShardConfig) -> ShardingPlan:
-    return find_plan(config.plan, model.graph, config.mesh, processes())
+    return find_plan(config.plan, model.graph, config.mesh, processes(), [AUTO])
 
 
 def _machine(mesh: tuple[int, ...], config: ShardConfig) -> Machine:
