@@ -15,11 +15,11 @@ def write_verdict(signs: Mapping[str, int], goal: str, label: str) -> str:
     """Returns the verdict on two configurations in words.
 
     >>> write_verdict({"accuracy": -1, "kl": 1}, "kl", "no search")
-    'better than no search beyond the error, but worse in accuracy'
+    'better than no search in kl beyond the error, but worse in accuracy'
     """
     own = signs[goal]
     verdict = {1: "better", 0: "not better", -1: "worse"}[own]
-    parts = [f"{verdict} than {label} beyond the error"]
+    parts = [f"{verdict} than {label} in {goal} beyond the error"]
     for name, sign in signs.items():
         if name != goal and sign:
             joined = "and" if (sign > 0) == (own > 0) else "but"

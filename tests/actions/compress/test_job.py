@@ -335,10 +335,17 @@ def test_a_disk_that_fills_up_leaves_the_earlier_results(writer, tmp_path, monke
     assert accuracy == first["saved"]["accuracy"]
 
 
-def test_that_nothing_needed_training_is_said(tmp_path, capsys):
-    compress(quick(tmp_path, formats=("8.auto", "16.8"), qat_epochs=1))
-    told = " ".join(capsys.readouterr().out.split())
-    assert "No QAT: all 2 formats are within --max-drop 0.01 of float" in told
+@pytest.mark.parametrize(
+    ("formats", "reason"),
+    [
+        (("8.auto", "16.8"), "all 2 formats are within --max-drop 0.01 of float"),
+        (("5.auto", "8.1"), "a format is within --max-drop 0.01 of float on the validation rows, "),
+    ],
+)
+def test_what_training_could_not_make_smaller_is_not_trained(formats, reason, tmp_path, capsys):
+    found = rows(compress(quick(tmp_path, formats=formats, qat_epochs=1)))
+    assert [method for method, _ in found] == ["float", "PTQ", "PTQ"]
+    assert f"No QAT: {reason}" in " ".join(capsys.readouterr().out.split())
 
 
 def test_formats_that_lose_most_weights_are_marked_in_the_table(tmp_path, capsys, monkeypatch):

@@ -446,26 +446,26 @@ def test_what_a_search_gains_is_told_with_its_error():
     assert low == pytest.approx(change.mean().item() - error, abs=0.005)
     assert high == pytest.approx(change.mean().item() + error, abs=0.005)
     assert low > 0
-    assert verdict == ", better than no search beyond the error, and better in kl"
+    assert verdict == ", better than no search in accuracy beyond the error, and better in kl"
     verdict, told = test.compare(narrow, wide, "no search")
     assert "accuracy -" in told and "(worse)" in told
-    assert verdict == ", worse than no search beyond the error, and worse in kl"
+    assert verdict == ", worse than no search in accuracy beyond the error, and worse in kl"
     assert test.compare(wide, wide, "no search (KL)")[0] == ", equal to no search (KL)"
 
 
 @pytest.mark.parametrize(
     ("goal", "right", "divergence", "told"),
     [
-        ("kl", 390, 0.1, "better than A beyond the error, and better in accuracy"),
-        ("kl", 200, 0.1, "better than A beyond the error, but worse in accuracy"),
-        ("kl", 390, 0.3, "worse than A beyond the error, but better in accuracy"),
-        ("kl", 200, 0.3, "worse than A beyond the error, and worse in accuracy"),
-        ("kl", 301, 0.1, "better than A beyond the error"),
-        ("kl", 390, 0.2, "not better than A beyond the error, but better in accuracy"),
-        ("kl", 200, 0.2, "not better than A beyond the error, and worse in accuracy"),
-        ("accuracy", 200, 0.1, "worse than A beyond the error, but better in kl"),
-        ("accuracy", 301, 0.3, "not better than A beyond the error, and worse in kl"),
-        ("bits", 390, 0.2, "better than A beyond the error"),
+        ("kl", 390, 0.1, "better than A in kl beyond the error, and better in accuracy"),
+        ("kl", 200, 0.1, "better than A in kl beyond the error, but worse in accuracy"),
+        ("kl", 390, 0.3, "worse than A in kl beyond the error, but better in accuracy"),
+        ("kl", 200, 0.3, "worse than A in kl beyond the error, and worse in accuracy"),
+        ("kl", 301, 0.1, "better than A in kl beyond the error"),
+        ("kl", 390, 0.2, "not better than A in kl beyond the error, but better in accuracy"),
+        ("kl", 200, 0.2, "not better than A in kl beyond the error, and worse in accuracy"),
+        ("accuracy", 200, 0.1, "worse than A in accuracy beyond the error, but better in kl"),
+        ("accuracy", 301, 0.3, "not better than A in accuracy beyond the error, and worse in kl"),
+        ("bits", 390, 0.2, "better than A in accuracy beyond the error"),
     ],
 )
 @pytest.mark.sampled(2)
@@ -494,4 +494,4 @@ def test_a_searched_loss_is_that_of_the_rows():
     assert narrow.losses.mean().item() == pytest.approx(mean, rel=1e-4)
     assert len(narrow.losses) == 400
     verdict, told = test.compare(wide, narrow, "A")
-    assert verdict.startswith(", better than A beyond the error") and "; loss +" in told
+    assert verdict.startswith(", better than A in loss beyond the error") and "; loss +" in told

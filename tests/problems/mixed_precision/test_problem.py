@@ -304,4 +304,4 @@ def test_intervals_are_over_whole_texts():
     better = dataclasses.replace(score, divergences=torch.zeros(20, dtype=torch.float64))
     verdict, sentence = test.compare(better, dataclasses.replace(score, divergences=alike), "A")
     assert "kl +0 to +1 (within error)" in sentence
-    assert verdict == ", not better than A beyond the error"
+    assert verdict == ", not better than A in kl beyond the error"

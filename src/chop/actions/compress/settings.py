@@ -85,7 +85,7 @@ class CompressConfig(JudgedConfig, QuantizationSettings):
         layers: format per layer and operand, as one more candidate; chop search export writes
             them. Example: 'fc1 = {"weight": "4.auto", "data_in": "8.auto"}'. Default: none.
         qat: formats to train by QAT: worst (the smallest format beyond `max_drop`, and the next one
-            if training does not recover it) or all.
+            if training does not recover it, unless a smaller one needs no training) or all.
         max_drop: largest loss of the metric against float, 0 to 1. It is measured on validation
             rows. It is relative for `evaluate` and for metrics with lower is better (perplexity,
             mse).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
@@ -89,7 +90,7 @@ class WholeModel:
             if mixed is not None:
                 rounded.append(measure(mixed, "PTQ", "mixed", workload, stages))
             trained = self._train_back(exact, rounded, stages)
-        return Measured(exact, rounded, trained, self._why_untrained(rounded, trained))
+        return Measured(exact, rounded, trained, self._why_untrained(exact, rounded, trained))
 
     def save(
         self, report: Report[dict[str, Any]], exact: Candidate, chosen: Candidate, output: Output
@@ -184,13 +185,19 @@ class WholeModel:
     def _train_back(
         self, exact: Candidate, rounded: Sequence[Candidate], stages: Stages
     ) -> list[Candidate]:
-        """Trains all formats, or the smallest beyond `max_drop` and the next if training fails."""
+        """Trains all formats, or the smallest beyond `max_drop` and the next if training fails.
+
+        Formats larger than one that needs no training are skipped: they would not be saved.
+        """
         config, workload = self.config, self.workload
         best, metric, trains_all = exact.row.validation, workload.task.metric, config.qat == "all"
+        within = [metric.within(c.row.validation, best, config.max_drop) for c in rounded]
+        saved = [c.row.bits for c, is_within in zip(rounded, within, strict=True) if is_within]
+        most = min(saved, default=math.inf)
         lost = [
             candidate
-            for candidate in rounded
-            if trains_all or not metric.within(candidate.row.validation, best, config.max_drop)
+            for candidate, is_within in zip(rounded, within, strict=True)
+            if trains_all or not is_within and candidate.row.bits <= most
         ]
         lost.sort(key=lambda candidate: (candidate.row.bits, metric.key(candidate.row.validation)))
         training = workload.tuning(config.qat_epochs, config.qat_lr, config)
@@ -213,7 +220,7 @@ class WholeModel:
         return trained
 
     def _why_untrained(
-        self, rounded: Sequence[Candidate], trained: Sequence[Candidate]
+        self, exact: Candidate, rounded: Sequence[Candidate], trained: Sequence[Candidate]
     ) -> str | None:
         """Returns the reason why no format was trained, or None if one was."""
         if trained:
@@ -225,6 +232,12 @@ class WholeModel:
                 "No QAT: training needs a loss, which --evaluate does not define. Add --loss "
                 "file.py:fn, --task or --distill."
             )
-        formats = "the format is" if len(rounded) == 1 else f"all {len(rounded)} formats are"
         where = "" if self.workload.judge else " on the validation rows"
-        return f"No QAT: {formats} within --max-drop {self.config.max_drop:g} of float{where}."
+        drop, metric = self.config.max_drop, self.workload.task.metric
+        if not all(metric.within(c.row.validation, exact.row.validation, drop) for c in rounded):
+            return (
+                f"No QAT: a format is within --max-drop {drop:g} of float{where}, and those that "
+                "lose more are larger. --qat all trains every format."
+            )
+        formats = "the format is" if len(rounded) == 1 else f"all {len(rounded)} formats are"
+        return f"No QAT: {formats} within --max-drop {drop:g} of float{where}."
