@@ -174,7 +174,7 @@ def test_pictures_beside_folders_of_classes_are_refused(folders, tmp_path):
     "place",
     [
         *("files.check_unpacked", "files.check_rows", "files.check_pictures", "files._checked"),
-        *("load._train_and_test", "load._shorten", "load._with_label"),
+        *("load._train_and_test", "load._shorten", "load.with_label"),
     ],
 )
 def test_a_fault_of_chop_is_not_reported_as_one_of_files(fault, place, tmp_path, monkeypatch):

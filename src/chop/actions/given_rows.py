@@ -11,7 +11,7 @@ import numpy as np
 from torch import nn
 
 from chop.config import convert
-from chop.data.load import check_label_columns, joined_labels, other_label_columns
+from chop.data.label_columns import check_label_columns, joined_labels, other_label_columns
 from chop.errors import ConfigError, check_known, enumerate_names
 from chop.train.given.frames import is_frame, to_array
 from chop.train.unlabeled import read_inputs

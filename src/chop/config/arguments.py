@@ -51,7 +51,7 @@ def with_checked_arguments(function: Callable[P, T]) -> Callable[P, T]:
 
         first = [check(name, value) for name, value in zip(placed, args, strict=False)]
         rest = {name: check(name, value) for name, value in named.items()}
-        return function(*first, *args[len(placed) :], **rest)
+        return function(*first, *args[len(placed) :], **rest)  # type: ignore[arg-type]
 
     return checked
 

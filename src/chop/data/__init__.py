@@ -12,14 +12,12 @@ from chop.data.catalogue import (
     get_dataset_info,
 )
 from chop.data.cells import with_plain_cells
+from chop.data.label_columns import label_column, num_labels, required_label_column
 from chop.data.labels import check_classes, class_names, with_numbered_labels
 from chop.data.load import (
     BUILTIN_DATASETS,
     TEXT_DATASETS,
-    label_column,
     load_dataset,
-    num_labels,
-    required_label_column,
 )
 from chop.data.masks import has_masks
 from chop.data.pictures import picture_column

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 from chop.config import with_checked_arguments
 from chop.data.builtin_names import builtin_name, plain_name
-from chop.data.load import has_data, label_column, num_labels
+from chop.data.label_columns import label_column, num_labels
+from chop.data.load import has_data
 from chop.data.masks import has_masks
 from chop.data.pictures import decoded, picture_column, with_files
 from chop.data.tokenize import TEXT_COLUMNS

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from chop.base.notices import assume
 from chop.data.bars import without_bars
 from chop.data.cells import TEXTS
-from chop.data.load import NUMBERS, label_column
+from chop.data.label_columns import NUMBERS, label_column
 from chop.data.splits import check_splits
 from chop.errors import ConfigError, enumerate_names
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from chop.base.notices import assume
 from chop.data.catalogue import DatasetInfo
-from chop.data.load import label_column
+from chop.data.label_columns import label_column
 from chop.data.masks import has_masks, read_mask, without_void
 from chop.data.pictures import decoded, picture_column, with_files
 from chop.errors import ConfigError

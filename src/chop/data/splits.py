@@ -6,6 +6,9 @@ from typing import Any
 
 from chop.errors import ConfigError
 
+SPLITS = ("train", "validation", "test")
+"""Names of the splits that `chop` uses."""
+
 
 def check_splits(data: Any) -> None:
     """Checks that data are splits of `datasets` by name.

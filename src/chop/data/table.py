@@ -11,7 +11,7 @@ import numpy as np
 from chop.base.notices import assume
 from chop.data.bars import without_bars
 from chop.data.cells import TEXTS, check_cells, describe_texts, note_texts
-from chop.data.load import NUMBERS, label_column
+from chop.data.label_columns import NUMBERS, label_column
 from chop.data.splits import check_splits
 from chop.errors import MOST_NAMES, ConfigError, check_known, enumerate_names
 

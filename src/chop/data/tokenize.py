@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from chop.base.notices import assume
 from chop.config import with_checked_arguments
 from chop.data.bars import without_bars
-from chop.data.load import UNLABELED_DATASETS, builtin_dataset, label_column, load_dataset
+from chop.data.label_columns import label_column
+from chop.data.load import UNLABELED_DATASETS, builtin_dataset, load_dataset
 from chop.data.tokenizer import MODEL_LIMIT, encode, get_tokenizer
 from chop.data.windows import NO_LABEL, is_running_text, windowed
 from chop.errors import MOST_NAMES, ConfigError, enumerate_names

@@ -197,7 +197,7 @@ class WholeModel:
         lost = [
             candidate
             for candidate, is_within in zip(rounded, within, strict=True)
-            if trains_all or not is_within and candidate.row.bits <= most
+            if trains_all or (not is_within and candidate.row.bits <= most)
         ]
         lost.sort(key=lambda candidate: (candidate.row.bits, metric.key(candidate.row.validation)))
         training = workload.tuning(config.qat_epochs, config.qat_lr, config)
