@@ -28,7 +28,14 @@ from torch import Tensor, nn
 
 import chop
 from chop import MaseGraph, passes
-from chop.formats import MXInt, NumberFormat, QuantSpec
+from chop.formats import (
+    Integer,
+    MXInt,
+    NumberFormat,
+    QuantSpec,
+    ScaleInteger,
+    lsq_fake_quantize,
+)
 from chop.kernels import KERNELS, fake_quantize
 from chop.kernels.cpu.build import library
 from chop.models import get_model
@@ -244,9 +251,42 @@ def training_step(spec: QuantSpec) -> Call:
     return torch.enable_grad()(step)
 
 
+def of_ranges() -> Iterator[Case]:
+    """Learned scales and clipping: passes over a large weight, and calls on a small one."""
+    yield Case("range: round a weight by scales", simply(partial(scaled, False)))
+    yield Case("range: gradients of a weight", simply(partial(scaled, True)))
+    for name in ("learned scales", "clip"):
+        for part in ("forward", "forward and backward"):
+            yield Case(f"range: small, {name}, {part}", simply(partial(ranged, name, part)))
+
+
+def scaled(is_backward: bool) -> Call:
+    """One pass over a weight with a scale for each channel."""
+    number_format = ScaleInteger(8, granularity="channel")
+    x, scales = placed(values((768, 3072)), 0), torch.full((768,), 0.05)
+    if not is_backward:
+        return partial(fake_quantize, x, number_format, torch.empty_like(x), scales)
+    gradients = torch.ops.chop.lsq_changed_gradients
+    return partial(gradients, values((768, 3072)), x, scales, number_format.key, False)
+
+
+def ranged(name: str, part: str) -> Call:
+    """A call whose processor time is mostly that of Python and of the dispatcher."""
+    x, grad = values((4, 16)).requires_grad_(), torch.ones(4, 16)
+    scales = torch.full((1,), 0.03, requires_grad=True)
+    fixed, learned = Integer(8, 4), ScaleInteger(8)
+
+    def call() -> None:
+        y = fixed(x, "clip") if name == "clip" else lsq_fake_quantize(x, scales, learned, True)
+        if part != "forward":
+            y.backward(grad)
+
+    return torch.enable_grad()(call)
+
+
 def all_cases() -> dict[str, Case]:
     """By name, in the order of the table."""
-    cases = (*of_models(), *of_formats(), *of_packed_linear(), *of_training())
+    cases = (*of_models(), *of_formats(), *of_packed_linear(), *of_training(), *of_ranges())
     return {case.name: case for case in cases}
 
 

@@ -14,11 +14,18 @@ from torch.nn import Dropout
 
 from chop import MaseGraph, passes
 from chop.config import convert, with_checked_arguments
-from chop.data import class_names, get_dataset_info, num_labels, strided_windows, with_vectors
+from chop.data import (
+    class_names,
+    get_dataset_info,
+    label_column,
+    num_labels,
+    strided_windows,
+    with_vectors,
+)
 from chop.errors import ConfigError, GraphError, describe
 from chop.formats import FP8, Integer, MXInt, QuantSpec, even_sample, format_string, initial_scales
 from chop.ir.huggingface.quantizer import ChopConfig
-from chop.models import function_of_file, get_tokenizer, read_config
+from chop.models import ToyNet, function_of_file, get_tokenizer, read_config
 from chop.nn.packed import pack
 from chop.nn.quantized import QuantLinear, leaf_operators
 from chop.search import Choice, Constraint, Goal, Search, SearchSpace
@@ -28,6 +35,7 @@ from chop.train import (
     default_dataset,
     find_task,
     fit,
+    get_trainer,
     read_rows,
     seed_everything,
     split_rows,
@@ -106,6 +114,12 @@ CALLS = {
         "from_float: expected an nn.Module, got int",
     ),
     "formats": (lambda: QuantLinear.from_float(_net(), 3), "from_float: expected a mapping, got 3"),
+    "columns": (lambda: label_column(None), "columns: expected a list, got nothing"),
+    "classes": (lambda: ToyNet((3, 4, 4), "3"), "num_classes: expected int, got '3'"),
+    "metric": (
+        lambda: get_trainer(_net(), None, None, evaluate_metric=3),
+        "evaluate_metric: expected str or a list of str, got 3",
+    ),
     "sample": (lambda: even_sample(X, "3"), "count: expected int, got '3'"),
     "learned": (lambda: initial_scales(Integer(8, 4), X), "learnable scales .*, got integer 8.4"),
     "leaves of": (lambda: leaf_operators(None), "leaf_operators: expected an nn.Module, got None"),

@@ -255,13 +255,15 @@ def test_rows_that_do_not_fit_come_with_the_assumptions_about_them(tmp_path, mon
         ("missing", "found no such file or folder.$"),
         ("empty", "found none.$"),
         ("model.gguf", r"For a model of another kind, pass --model .*model.gguf.$"),
+        ("mlp", r"found no such file or folder. For a model of another kind, pass --model mlp.$"),
         ("hub", r"For a model of another kind, pass --model .*hub.$"),
     ],
 )
-def test_a_start_that_is_no_checkpoint_names_what_it_is(name, cause, tmp_path):
+def test_a_start_that_is_no_checkpoint_names_what_it_is(name, cause, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     for folder in ("empty", "hub"):
         (tmp_path / folder).mkdir()
     (tmp_path / "hub" / "config.json").write_text("{}")
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     with pytest.raises(CheckpointError, match=cause):
-        checkpoint_in(tmp_path / name)
+        checkpoint_in(Path(name))

@@ -20,6 +20,7 @@ from chop.cli.app import app
 from chop.cli.command import Command, load
 from chop.cli.help import default_text
 from chop.cli.values import read_value
+from chop.errors import ConfigError
 from chop.runs import as_json
 from chop.studies.settings import (
     BenchAttentionConfig,
@@ -159,6 +160,7 @@ class Settings:
         mode: way to work.
         quick: less work.
         rate: speed. Default: fast.
+        rows: number of rows.
     """
 
     sizes: tuple[int, ...] = (1, 2)
@@ -166,6 +168,7 @@ class Settings:
     mode: Literal["one", "two"] = "one"
     quick: bool = False
     rate: float | None = None
+    rows: int = 8
 
 
 def run(arguments, tmp_path, capsys, toml="", **settings):
@@ -190,6 +193,14 @@ def test_per_cent_and_words_for_numbers_are_refused_with_a_number(tmp_path, caps
     assert "got '1.5%', expected a number; for per cent, write 0.015." in error
     error = " ".join(run(["--rate", "x"], tmp_path, capsys).replace("│", "").split())
     assert "got 'x', expected a number." in error
+    error = " ".join(run(["--rows", "1.5"], tmp_path, capsys).replace("│", "").split())
+    assert "got '1.5', expected a whole number." in error
+    assert run(["--rows", "3"], tmp_path, capsys).rows == 3
+
+
+def test_options_of_the_command_line_are_no_settings_of_a_file(tmp_path, capsys):
+    with pytest.raises(ConfigError, match="'trust_code' is no setting: pass --trust-code as an"):
+        run([], tmp_path, capsys, toml="trust_code = true")
 
 
 def test_a_comma_before_a_field_does_not_divide_a_value():

@@ -151,7 +151,7 @@ def test_weights_that_are_cut_off_say_so(tmp_path):
     with pytest.raises(ChopError, match="cannot be read as safetensors .*; it may be cut off"):
         load_weights(Net(), path)
     torch.save(Net(), path)
-    with pytest.raises(ChopError, match=r"which is code, as written by torch\.save"):
+    with pytest.raises(ChopError, match="contains no readable weights: expected only"):
         load_weights(Net(), path)
 
 

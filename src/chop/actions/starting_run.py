@@ -23,6 +23,7 @@ from chop.hardware.integer_form import is_integer
 from chop.ir.graph import MaseGraph
 from chop.ir.huggingface.config_file import CONFIG
 from chop.ir.storage.checkpoint import find_checkpoint
+from chop.models import builtin_model
 from chop.nn.packed import PackedOperator
 from chop.runs import MANIFEST, Manifest, read_manifest
 from chop.workloads.load import FINE_TUNED
@@ -148,12 +149,11 @@ def checkpoint_in(path: Path) -> Path:
     files = sorted(path.glob("*.mz")) if path.is_dir() else []
     if len(files) != 1:
         listed = ", ".join(each.stem for each in files) or "none"
-        is_model = path.is_file() or (path / CONFIG).is_file()
+        is_model = path.is_file() or (path / CONFIG).is_file() or builtin_model(str(path))
+        other = f" For a model of another kind, pass --model {path}." if is_model else ""
         raise CheckpointError(
             f"'{path}': expected a folder of chop sweep quantize or chop compress, or one "
-            f"checkpoint, found {listed if path.exists() else 'no such file or folder'}."
-            + f" For a model of another kind, pass --model {path}."
-            * is_model
+            f"checkpoint, found {listed if path.exists() else 'no such file or folder'}.{other}"
         )
     return files[0].with_suffix("")
 

@@ -66,6 +66,13 @@ def _number(text: str | float) -> float:
         raise typer.BadParameter(f"got '{text}', expected a number{advice}.") from None
 
 
+def _whole_number(text: str | int) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(f"got '{text}', expected a whole number.") from None
+
+
 CONFIG = Annotated[
     Path | None,
     typer.Option(
@@ -77,7 +84,7 @@ CONFIG = Annotated[
 ]
 
 
-PARSERS: Mapping[Any, Callable[[Any], Any]] = {Path: _path, float: _number}
+PARSERS: Mapping[Any, Callable[[Any], Any]] = {Path: _path, float: _number, int: _whole_number}
 """Parsers of values that Typer would read or refuse in other words."""
 
 

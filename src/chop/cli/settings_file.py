@@ -11,6 +11,12 @@ from chop.base.plugins import check_module_name, import_plugin
 from chop.base.trust import check_code, check_import, check_place
 from chop.errors import ConfigError
 
+OPTIONS = {
+    name: f"--{name.replace('_', '-')}"
+    for name in ("config", "trust_code", "figures", "json", "quiet", "verbose")
+}
+"""Options of commands that are not settings of jobs."""
+
 
 def read_settings(file: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     """Merges the settings of a TOML file with options, which have priority.
@@ -22,6 +28,8 @@ def read_settings(file: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     from chop.config import check_text, load_toml
 
     settings = load_toml(file)
+    for name in sorted(settings.keys() & OPTIONS.keys()):
+        raise ConfigError(f"{file}: '{name}' is no setting: pass {OPTIONS[name]} as an option.")
     _import_modules(settings.pop("import", ()), file)
     from_file = {name: value for name, value in settings.items() if name not in given}
     for name, value in from_file.items():

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from chop.base.notices import assume
+from chop.config import with_checked_arguments
 from chop.data.masks import with_masks_as_labels
 from chop.data.pictures import picture_column
 from chop.data.splits import SPLITS, check_splits
@@ -25,7 +26,8 @@ NUMBERS = ("int", "uint", "float", "bool")
 """Prefixes of the types of numeric columns."""
 
 
-def label_column(columns: list[str]) -> str | None:
+@with_checked_arguments
+def label_column(columns: Collection[Any]) -> str | None:
     """Returns the label column, `labels` or `label`, or None.
 
     >>> label_column(["text", "label"])
@@ -34,7 +36,8 @@ def label_column(columns: list[str]) -> str | None:
     return next((name for name in ("labels", "label") if name in columns), None)
 
 
-def required_label_column(columns: list[str]) -> str:
+@with_checked_arguments
+def required_label_column(columns: Collection[Any]) -> str:
     """Returns the label column.
 
     Raises:

@@ -35,6 +35,7 @@ CLASSES = ("num_classes", "num_labels")
 """Class-count arguments of model classes, filled from the data."""
 
 
+@with_checked_arguments
 def is_own(name: str) -> bool:
     """Returns whether a name is `file.py:Net` or `timm:NAME`, whose weights are a file."""
     return names_code(name)
@@ -80,6 +81,7 @@ def describe_drawn_weights(name: str) -> str:
     return f"'{name}' has the weights from its code, which are random unless the code reads a file."
 
 
+@with_checked_arguments
 def check_own(name: str, weights: str | Path | None) -> None:
     """Checks a model's name, file and weights without running its code, before data are read.
 

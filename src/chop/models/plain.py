@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from chop.config import with_checked_arguments
+
 TOY_CHANNELS = (3, 8, 16, 32, 64)
 """Channels of the input and of the four convolutions of `ToyConvNet`."""
 
@@ -63,6 +65,7 @@ class JetTagger(_PlainModel):
         hidden: features of each hidden layer.
     """
 
+    @with_checked_arguments
     def __init__(
         self, num_features: int = 16, num_classes: int = 5, hidden: Sequence[int] = ()
     ) -> None:
@@ -89,6 +92,7 @@ class VGG7(_PlainModel):
         num_classes: number of classes.
     """
 
+    @with_checked_arguments
     def __init__(
         self, image_size: tuple[int, int, int] = (3, 32, 32), num_classes: int = 10
     ) -> None:
@@ -117,6 +121,7 @@ class ToyNet(MLP):
         hidden: features of both hidden layers.
     """
 
+    @with_checked_arguments
     def __init__(self, image_size: Sequence[int], num_classes: int, hidden: int = 100) -> None:
         super().__init__(image_size, (hidden, hidden, num_classes))
 
@@ -135,6 +140,7 @@ class ToyConvNet(_PlainModel):
     block_3: nn.Sequential
     block_4: nn.Sequential
 
+    @with_checked_arguments
     def __init__(
         self, num_classes: int, channels: Sequence[int] = TOY_CHANNELS, side: int = 32
     ) -> None:
@@ -167,6 +173,7 @@ class ToyCustomFnNet(_PlainModel):
     WIDTH = 100
     SIDE = 10
 
+    @with_checked_arguments
     def __init__(self, image_size: Sequence[int], num_classes: int, batch_size: int = 1) -> None:
         super().__init__(image_size)
         del batch_size

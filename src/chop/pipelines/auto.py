@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from chop.config import convert
 from chop.distributed.process import start, world_size
 from chop.errors import ConfigError, check_known
 from chop.ir.graph import MaseGraph
@@ -50,7 +51,7 @@ class AutoPipeline:
         Raises:
             ConfigError: if a name does not belong to this pipeline.
         """
-        settings = dict(pass_args or {})
+        settings = dict(convert(pass_args, Mapping[str, Any] | None, "pass_args") or {})
         skipped = {getattr(step, "__name__", str(step)) for step in skip_passes}
         known = [stage.name for stage in self.stages]
         for name in (*settings, *sorted(skipped)):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from chop.base.files.temporary import scratch_prefix
+from chop.config import convert
 from chop.data import load_dataset, required_label_column
 from chop.errors import ConfigError, UnavailableError, did_you_mean
 from chop.train.metrics import find_metric
@@ -80,7 +81,8 @@ def get_trainer(
         raise ConfigError(
             f"model: expected a module, got {type(model).__name__}; for a MaseGraph, pass mg.model."
         )
-    names = [evaluate_metric] if isinstance(evaluate_metric, str) else list(evaluate_metric)
+    asked = convert(evaluate_metric, str | Sequence[str], "evaluate_metric")
+    names = [asked] if isinstance(asked, str) else list(asked)
     scores = {name: find_metric(name) for name in names}
     splits = load_dataset(tokenized_dataset)
     collator = _collator(model, splits["train"].column_names, tokenizer)
