@@ -17,6 +17,7 @@ from chop.capture.fallback import DynamicDims
 from chop.capture.recording.fake_result_cache import FakeCache
 from chop.capture.sizes.symbols import FakeTensor, Sizes
 from chop.capture.tracer import capture
+from chop.errors import GuardError
 
 
 class Counted:
@@ -209,23 +210,6 @@ CASES = {
 }
 
 
-def test_a_repeated_view_gives_a_gradient_to_its_own_base(call: Counted, x: Tensor) -> None:
-    one, two = x.detach() * 1, x.detach() * 1
-    call(torch.unsqueeze, one, 1)
-    view = call(torch.unsqueeze, two, 1)
-    assert call.runs == 1
-    assert view.shape == torch.unsqueeze(two, 1).shape
-    view.add_(x.unsqueeze(1))
-    assert (one.requires_grad, two.requires_grad) == (False, True)
-
-
-def test_a_repeated_detached_tensor_is_no_view(call: Counted, x: Tensor) -> None:
-    base = x.detach() * 1
-    call(Tensor.detach, base)
-    call(Tensor.detach, base).add_(x)
-    assert not base.requires_grad
-
-
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.long
 def test_a_graph_is_the_same_without_answers(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,6 +329,26 @@ def test_what_a_first_layer_writes_in_place_is_new_in_the_second(how: str) -> No
             results.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
         torch.testing.assert_close(*results)
     torch.testing.assert_close(captured(x, edges), model(x, edges))
+
+
+class EqualInTraining(nn.Module):
+    """Model whose two inputs have equal lengths in `train()` only."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if self.training:
+            x = x + 0 * y
+        return x * 2, y * 2
+
+
+def test_sizes_that_training_makes_equal_stay_apart_in_eval() -> None:
+    model = EqualInTraining().eval()
+    graph = capture(model, {"x": torch.ones(3, 4), "y": torch.ones(3, 4)})
+    specs = [n.meta["spec"].shape[0] for n in graph.graph.nodes if n.op == "placeholder"]
+    assert specs == ["x.shape[0]", "y.shape[0]"]
+    given = torch.randn(5, 4), torch.randn(2, 4)
+    torch.testing.assert_close(graph(*given), model(*given), rtol=0, atol=0)
+    with pytest.raises(GuardError, match=r"x\.shape\[0\] == y\.shape\[0\]"):
+        graph.train()(*given)
 
 
 def test_fake_parameters_change_no_log_level(monkeypatch: pytest.MonkeyPatch) -> None:

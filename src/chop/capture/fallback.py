@@ -251,36 +251,23 @@ class Fallback:
         return merge_modes(recorder.graph, in_train.graph, probe, recorder.values, taken)
 
     def _record_mode(self, training: bool, probe: DtypeProbe | None = None) -> Recorder:
-        """Runs the model once on fake tensors and restores it.
-
-        It shares the symbols and the results of operators with an earlier one of its kind.
-        """
-        own = (training, self.dynamic_dims, probe)
-        recorder = self._new_recorder(training, self.earlier.get(own))
-        self.earlier[own] = recorder
-        is_complete = self._run(recorder, training, probe)
-        # The next recording checks every module for draws, to find the one that draws.
-        return recorder if is_complete else self._record_mode(training, probe)
-
-    def _new_recorder(self, training: bool, before: Recorder | None) -> Recorder:
+        """Runs the model once on fake tensors and restores it."""
         eager_reads = None
         if self.specialize_reads:
             eager_reads = probe_reads(self.model, self.example, self.fixed, training)
         symbolic = self.dynamic_dims is not DynamicDims.NONE
+        key = (training, self.dynamic_dims, probe)
         recorder = Recorder(
             self.model,
             self.leaves,
             symbolic,
             {subject: outputs[training] for subject, outputs in self.eager_outputs.items()},
             eager_reads,
-            before,
+            self.earlier.get(key),
         )
+        self.earlier[key] = recorder
         recorder.stateful, recorder.reads.mutated_buffers = self.stateful, self.mutated_buffers
         recorder.check_numpy_draws, recorder.training = self.check_numpy_draws, training
-        return recorder
-
-    def _run(self, recorder: Recorder, training: bool, probe: DtypeProbe | None) -> bool:
-        """Runs the model; returns False if it has to run again with `check_numpy_draws`."""
         with_cache = None if self.caching is None else recorder
         with contextlib.ExitStack() as stack:
             run = stack.enter_context(preserve_state(self.model, thorough=True, on_fakes=True))
@@ -326,9 +313,11 @@ class Fallback:
                     }
                     raise _GraphBreakError([recorder.graph_break], recorder.sizes) from error
                 self.check_numpy_draws = True
-                return False
-            self.changed_in_training |= before.changed() if training else set()
-        return True
+            else:
+                self.changed_in_training |= before.changed() if training else set()
+                return recorder
+        # The next recording checks every module for draws, to find the one that draws.
+        return self._record_mode(training, probe)
 
     def _fakes(self, example: Mapping[str, Any], recorder: Recorder) -> dict[str, Any]:
         """Adds the placeholders, optional ones last, and returns their fake values."""

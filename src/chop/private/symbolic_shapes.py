@@ -12,11 +12,7 @@ from unittest.mock import patch
 from torch import Tensor
 from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import SLoc
-from torch._subclasses.fake_tensor import (
-    FakeTensor,
-    FakeTensorConverter,
-    in_kernel_invocation_manager,
-)
+from torch._subclasses.fake_tensor import FakeTensor, in_kernel_invocation_manager
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
@@ -44,7 +40,6 @@ __all__ = [
     "bound_sympy",
     "enable_python_dispatcher",
     "fake_with_symbols",
-    "forget_members",
     "forget_shapes",
     "forgetting_traces",
     "get_expression",
@@ -78,11 +73,6 @@ def fake_with_symbols(
         dynamic_sizes=dims, constraint_sizes=[None] * tensor.dim()
     )
     return mode.from_tensor(tensor.detach(), source=ConstantSource(name), symbolic_context=context)
-
-
-def forget_members(mode: FakeTensorMode) -> None:
-    """Makes a fake mode forget the fakes of real tensors, such as parameters, that it has seen."""
-    mode.fake_tensor_converter = FakeTensorConverter(export=mode.fake_tensor_converter.export)
 
 
 def forget_shapes() -> None:

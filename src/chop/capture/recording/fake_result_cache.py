@@ -13,14 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from chop.capture.recording.leaf_attributes import reads_attribute
-from chop.capture.sizes.symbols import get_meta, new_fake, quick_view
+from chop.capture.sizes.symbols import get_meta, new_fake
 from chop.captured.leaves import is_torch_leaf, tensors_in
 from chop.captured.nodes.targets import mutates_input
 from chop.captured.overrides import why_not_its_class
 from chop.private.modules import MEMBERS, has_forward_hooks
 from chop.private.symbolic_shapes import FakeTensor
-from chop.private.torch_api import DisableTorchFunction, is_view, storage_id
+from chop.private.torch_api import DisableTorchFunction, storage_id
 
 _PLAIN = (
     *(bool, int, float, complex, str, bytes, type(None), type(Ellipsis)),
@@ -36,27 +35,15 @@ class _Template:
     """Factory of tensors like one result, as it was when the call returned it.
 
     The model may write into the original, which gives it a history or another shape.
-
-    Args:
-        first: the result.
-        base: position of the tensor, among those in the arguments, that it is a view of. A write
-            into such a view may give its base a gradient. Default: none, or one with a gradient.
     """
 
-    def __init__(self, first: FakeTensor, base: int | None = None) -> None:
+    def __init__(self, first: FakeTensor) -> None:
         self.requires_grad = first.requires_grad
         self._first, self._shape, self._stride = first, first.shape, first.stride()
-        self._base = base
         self._elements: Tensor | None = None
 
-    def instantiate(self, given: list[Tensor]) -> Tensor:
-        """Returns a tensor like the original, without history.
-
-        Args:
-            given: tensors among the arguments of the call.
-        """
-        if self._base is not None:
-            return quick_view(given[self._base], self._shape, self._stride)
+    def instantiate(self) -> FakeTensor:
+        """Returns a tensor like the original, without history."""
         if self._elements is None:
             self._elements = get_meta(self._first, self._shape, self._stride)
         return new_fake(self._first, self._elements)
@@ -113,7 +100,7 @@ class FakeCache:
 
 def _replay(templates: tuple[_Template, ...], several: bool, sources: list[Tensor]) -> Any:
     def make() -> Any:
-        made = tuple(template.instantiate(sources) for template in templates)
+        made = tuple(template.instantiate() for template in templates)
         return made if several else made[0]
 
     if not any(template.requires_grad for template in templates):
@@ -133,27 +120,15 @@ def _templates(result: Any, arguments: Any) -> tuple[_Template, ...]:
         plain = isinstance(tensor, FakeTensor) and tensor.constant is None and not tensor.is_nested
         if not plain or any(tensor is other for other in given) or not _has_backed_sizes(tensor):
             return ()
-    # Writes into a view may give its base a gradient, unless it has one.
-    bases = [None if tensor.requires_grad else _find_base(tensor, given) for tensor in tensors]
-    for tensor, base in zip(tensors, bases, strict=True):
-        if base is not None and not (len(tensors) == 1 and _is_plain_view(tensor, given[base])):
+        # Writes into a view may give its base a gradient, unless it has one.
+        if not tensor.requires_grad and _is_view_of(tensor, given):
             return ()
     wanted = {tensor.requires_grad for tensor in tensors if tensor.is_floating_point()}
-    return tuple(map(_Template, tensors, bases)) if len(wanted) <= 1 else ()
+    return tuple(map(_Template, tensors)) if len(wanted) <= 1 else ()
 
 
-def _find_base(tensor: Tensor, given: list[Tensor]) -> int | None:
-    """Returns the position of the tensor that another is a view of; None if it is no view."""
-    storages = [storage_id(other) for other in given]
-    return storages.index(storage_id(tensor)) if storage_id(tensor) in storages else None
-
-
-def _is_plain_view(view: Tensor, base: Tensor) -> bool:
-    """Returns whether `quick_view` makes the same view. `detach` returns none to autograd."""
-    offsets = view.storage_offset(), base.storage_offset()
-    at_start = all(type(offset) is int for offset in offsets) and offsets[0] == offsets[1]
-    is_alike = isinstance(base, FakeTensor) and base.dtype == view.dtype
-    return at_start and is_alike and is_view(view) and not base.requires_grad
+def _is_view_of(tensor: Tensor, given: list[Tensor]) -> bool:
+    return storage_id(tensor) in map(storage_id, given)
 
 
 def _has_backed_sizes(tensor: Tensor) -> bool:
@@ -211,7 +186,5 @@ def _module_key(module: nn.Module) -> Hashable:
         (name, _value_key(value))
         for name, value in vars(module).items()
         if not name.startswith("_")
-        # Layers that behave alike in both modes have one result.
-        and (name != "training" or reads_attribute(module, name))
     ]
     return (type(module), *parts, *options)

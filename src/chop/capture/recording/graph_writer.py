@@ -26,7 +26,7 @@ class GraphWriter:
     Args:
         model: its parameters and buffers are read by name.
         symbolic: whether input sizes are dynamic.
-        before: sizes of an earlier recording of the same inputs.
+        before: sizes of an earlier recording of the same inputs in the same mode.
 
     Attributes:
         values: fake value of each node.

@@ -152,12 +152,12 @@ def _changed_attribute(module: nn.Module, before: _Fields) -> tuple[str, Any, An
             return (key if name in MEMBERS else name.lstrip("_")), ..., ...
     for name in differing(fields, now):
         # An attribute that the leaf's own code never mentions cannot change its result.
-        if name not in _CONTAINERS and reads_attribute(module, name):
+        if name not in _CONTAINERS and _reads(module, name):
             return name, fields.get(name, ...), now.get(name, ...)
     return None
 
 
-def reads_attribute(module: nn.Module, name: str) -> bool:
+def _reads(module: nn.Module, name: str) -> bool:
     """Returns whether a module's code reads an attribute, according to its classes."""
     if has_hooks(module) or why_not_its_class(module) is not None:
         return True

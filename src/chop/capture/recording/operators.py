@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from chop.capture.recording.graph_break import MissingFakeKernelError
-from chop.capture.sizes.symbols import quick_view
 from chop.captured.nodes.targets import mutates_input
-from chop.private.symbolic_shapes import FakeTensor, outside_fake_mode
+from chop.private.symbolic_shapes import outside_fake_mode
 from chop.private.torch_api import OVERLOADS
 
 # These convert a tensor to a Python value, which fake tensors do not have.
@@ -87,7 +86,5 @@ def alias_if_input(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any)
     """
     unchanged = isinstance(result, Tensor) and any(result is value for value in args)
     if unchanged and not mutates_input(func) and "out" not in kwargs:
-        if result.layout is torch.strided and type(result) is FakeTensor:
-            return quick_view(result, result.shape, result.stride())
         return torch.ops.aten.alias(result)
     return result

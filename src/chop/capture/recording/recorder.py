@@ -70,7 +70,7 @@ class Recorder(TorchFunctionMode):
         eager_outputs: outputs, in eager runs, of leaves and operators without a fake kernel.
         eager_reads: data-dependent reads of an eager run. A read then returns the same value, and
             the graph checks it at run time.
-        before: an earlier recording of the same inputs. Its symbols and fake results hold here too.
+        before: an earlier recording of the same inputs in the same mode; its answers hold here too.
 
     Attributes:
         writer: writes the nodes; owns `graph`, `sizes`, `values` and `constants`.

@@ -30,7 +30,6 @@ class GuardedShapeEnv(ShapeEnv):
         self.tests: dict[sympy.Basic, str] = {}
         self.emptiness_tests: dict[sympy.Basic, str] = {}
         self._inside_operators: dict[sympy.Basic, str] = {}
-        self._is_reusable = True
 
     def evaluate_expr(self, orig_expr: sympy.Basic, *args: Any, **kwargs: Any) -> sympy.Basic:
         """Evaluates a size test as torch does, and records it."""
@@ -65,22 +64,9 @@ class GuardedShapeEnv(ShapeEnv):
         Tests in operators stay, since cached results depend on them. If two sizes were made equal,
         or data determined a size, another recording would not start from the same state.
         """
-        if self.replacements or self.deferred_runtime_asserts or not self._is_reusable:
+        if self.replacements or self.deferred_runtime_asserts:
             return False
         self.tests, self.emptiness_tests = dict(self._inside_operators), {}
-        return True
-
-    def discard_equalities(self) -> bool:
-        """Removes the sizes that the last recording made equal; returns False if there are none.
-
-        Expressions of an earlier recording in this environment are then as they were. Later
-        recordings need another one, because torch has narrowed the ranges of the sizes too.
-        """
-        if not self.replacements:
-            return False
-        self.replacements = {}
-        self._update_version_counter()
-        self._is_reusable = False
         return True
 
     def _get_stack_summary(

@@ -31,18 +31,12 @@ from chop.private.symbolic_shapes import (
     bound_sympy,
     enable_python_dispatcher,
     fake_with_symbols,
-    forget_members,
     get_expression,
     in_kernel_invocation_manager,
     int_oo,
     size_functions,
 )
-from chop.private.torch_api import (
-    NOISY_LOGGERS,
-    FakeTensorMode,
-    TorchDispatchMode,
-    check_sizes,
-)
+from chop.private.torch_api import NOISY_LOGGERS, FakeTensorMode, check_sizes
 
 SYMBOLIC_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -59,17 +53,10 @@ def get_constant(tensor: Tensor) -> Tensor | None:
     return tensor.constant
 
 
-def get_meta(fake: FakeTensor, shape: Any, stride: Any, dtype: torch.dtype | None = None) -> Tensor:
-    """Returns the elements of a fake tensor like `fake`, with another shape and stride.
-
-    Args:
-        fake: a strided tensor.
-        shape: the shape.
-        stride: the stride.
-        dtype: Default: that of `fake`.
-    """
+def get_meta(fake: FakeTensor, shape: Any, stride: Any) -> Tensor:
+    """Returns the elements of a fake tensor like `fake`, with another shape and stride."""
     with in_kernel_invocation_manager(fake.fake_mode):
-        return torch.empty_strided(shape, stride, dtype=dtype or fake.dtype, device="meta")
+        return torch.empty_strided(shape, stride, dtype=fake.dtype, device="meta")
 
 
 def new_fake(fake: FakeTensor, elements: Tensor | None = None) -> FakeTensor:
@@ -83,34 +70,6 @@ def new_fake(fake: FakeTensor, elements: Tensor | None = None) -> FakeTensor:
     return FakeTensor(fake.fake_mode, new_elements, fake.device)
 
 
-class _QuickView(TorchDispatchMode):
-    """Mode in which a view of a fake tensor is made without torch's Python kernels of shapes.
-
-    Autograd, which is above it, relates the view to its base as usual.
-    """
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not torch.ops.aten.as_strided.default:
-            return func(*args, **(kwargs or {}))  # autograd also asks for the device
-        base: FakeTensor = args[0]
-        with in_kernel_invocation_manager(base.fake_mode):
-            elements = func(*args)
-        return FakeTensor(base.fake_mode, elements, base.device)
-
-
-def quick_view(base: Tensor, shape: Any, stride: Any) -> Tensor:
-    """Returns a view of a tensor that begins at its first element.
-
-    Args:
-        base: any tensor. Views of strided fake tensors without a known value are made quickly.
-        shape: shape of the view.
-        stride: stride of the view.
-    """
-    is_quick = isinstance(base, FakeTensor) and base.constant is None
-    with _QuickView() if is_quick else contextlib.nullcontext():  # type: ignore[no-untyped-call]
-        return base.as_strided(shape, stride, base.storage_offset())
-
-
 class Sizes:
     """Symbols of one recording: their origins, and the graph nodes that compute with them.
 
@@ -119,9 +78,6 @@ class Sizes:
         symbolic: False makes every size a number, so that a recording is valid for the example
             sizes only. It is several times faster and needs no private API.
         before: sizes of an earlier recording of the same inputs, whose symbols may be shared.
-
-    Attributes:
-        continues: whether the symbols are those of `before`.
     """
 
     def __init__(self, graph: fx.Graph, symbolic: bool = True, before: Sizes | None = None) -> None:
@@ -134,8 +90,6 @@ class Sizes:
         )
         if before is not None and self.continues:
             self._env, self._mode, self._inputs = before._env, before._mode, before._inputs
-            # The earlier recording may have written into the fakes of parameters and buffers.
-            forget_members(self._mode)
         else:
             self._env = GuardedShapeEnv() if symbolic else None
             self._mode = FakeTensorMode(
@@ -145,9 +99,6 @@ class Sizes:
                 # torch checks each entry of its cache by arithmetic on sizes, which takes half of
                 # the time of a recording. `FakeCache` replaces it.
                 self._mode.cache_enabled = False
-        # A later recording in the same environment begins with other dicts.
-        self._tests = {} if self._env is None else self._env.tests
-        self._emptiness_tests = {} if self._env is None else self._env.emptiness_tests
         self._origins: dict[sympy.Symbol, tuple[fx.Node, int | None]] = {}
         self._names: dict[sympy.Symbol, sympy.Symbol] = {}
         self._written: dict[sympy.Basic, fx.Node] = {}
@@ -201,9 +152,8 @@ class Sizes:
             self._inputs[name] = fake_with_symbols(self._mode, name, tensor, dims)
         fake = self._inputs[name]
         if fake.layout is torch.strided:
-            # The model may write into it, and the next recording shares it, maybe in another dtype.
-            elements = get_meta(fake, fake.shape, fake.stride(), tensor.dtype)
-            fake = new_fake(fake, elements)
+            # The model may write into it, and the next recording shares it.
+            fake = new_fake(fake)
         fake.requires_grad_(tensor.requires_grad)
         self._fix(name, tensor, [d for d, kind in enumerate(dims) if kind is DimDynamic.STATIC])
         self._examples[name] = tuple(tensor.shape)
@@ -254,7 +204,8 @@ class Sizes:
 
     def computed_size_tests(self) -> Iterator[tuple[str, str]]:
         """Returns computed sizes that the model's Python tests, by name, with the lines."""
-        for condition, where in self._tests.items():
+        tests = {} if self._env is None else self._env.tests
+        for condition, where in tests.items():
             computed = condition.free_symbols & self._computed.keys()
             if computed and not _always_true(condition, least=0):
                 yield from ((self._computed[symbol], where) for symbol in computed)
@@ -366,13 +317,15 @@ class Sizes:
 
     def guards(self) -> list[ShapeGuard]:
         """Returns the conditions on input sizes under which the recording is valid."""
+        if self._env is None:
+            return list(self._fixed)
         guards = list(self._fixed)
-        for condition, where in self._tests.items():
+        for condition, where in self._env.tests.items():
             # Data-dependent sizes are unknown before a call, so only conditions on inputs can be
             # checked.
             if condition.free_symbols <= self._names.keys() and not _always_true(condition):
                 guards.append(ShapeGuard(self._print(condition), where))
-        for condition, where in self._emptiness_tests.items():
+        for condition, where in self._env.emptiness_tests.items():
             known = condition.free_symbols <= self._names.keys()
             if known and not _always_true(condition, least=0):
                 guards.append(ShapeGuard(self._print(condition), where))
@@ -380,15 +333,10 @@ class Sizes:
 
     def add_guards(self, other: Sizes) -> None:
         """Adds the conditions of a second recording of the same inputs."""
-        self._tests = {**other._tests, **self._tests}
-        self._emptiness_tests = {**other._emptiness_tests, **self._emptiness_tests}
-
-    def discard_equalities(self) -> bool:
-        """Removes the sizes that this recording made equal from an environment that it shares.
-
-        Returns: False if there are none, or if no earlier recording shares the environment.
-        """
-        return self.continues and self._env is not None and self._env.discard_equalities()
+        if self._env is not None and other._env is not None:
+            ours, theirs = self._env, other._env
+            ours.tests = {**theirs.tests, **ours.tests}
+            ours.emptiness_tests = {**theirs.emptiness_tests, **ours.emptiness_tests}
 
     def unbacked_size(self, least: int, most: Any) -> Any:
         """Returns a new data-dependent size, which the result of an operator has to determine.

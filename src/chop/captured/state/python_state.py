@@ -54,7 +54,7 @@ _HOLDERS = (
 )
 """Library types whose objects hold values of the user."""
 
-# A model has thousands of these attributes: quick answers by their exact types.
+# Models have thousands of plain and empty attributes, which need no search.
 _PLAIN = frozenset(PLAIN)
 _EMPTY = frozenset({dict, OrderedDict, list, set})
 
@@ -143,17 +143,12 @@ class _StateFinder(Finder):
             self._visited.add(module)
             for name, value in vars(module).items():
                 if type(value) in _EMPTY and not value:
-                    self._visit_empty(value, (path, name))
+                    if id(value) not in self.known:
+                        self.known.add(id(value))
+                        self._save(value, ITEMS, (path, name))
                 elif type(value) not in _PLAIN:
                     self.visit(value, Origin(path, name, _ANY_CODE))
             self.visit(type(module), Origin(path, "", _ANY_CODE))
-
-    def _visit_empty(self, container: Any, key: Key) -> None:
-        if id(container) not in self.known:
-            self.known.add(id(container))
-            kind = get_kind(container, ITEMS)
-            assert kind is not None
-            self._saved.append(_Saved(container, kind, kind.read(container), key))
 
     def visit(self, value: Any, origin: Origin) -> None:
         if type(value) in _PLAIN:
@@ -171,12 +166,14 @@ class _StateFinder(Finder):
         if keys is not ALL:
             super().add(owner, part, origin, keys)
             return
-        kind = get_kind(owner, part)
-        if kind is not None:
-            key = (origin.path, origin.label)
-            self._saved.append(_Saved(owner, kind, kind.read(owner), key))
+        self._save(owner, part, (origin.path, origin.label))
         for value in () if part in (ITEMS, CONTENT) else reader(part)(owner).values():
             self.visit(value, origin)
+
+    def _save(self, owner: Any, part: str, key: Key) -> None:
+        kind = get_kind(owner, part)
+        if kind is not None:
+            self._saved.append(_Saved(owner, kind, kind.read(owner), key))
 
     def variables(self, function: types.FunctionType) -> Collection[str]:
         return {*variable_names(function.__code__), *names_in(function.__code__, VARIABLES)}
