@@ -11,7 +11,7 @@ from chop.base.files.library_errors import get_reason
 HEADER = "The first line must have the column names: remove titles and comments above it."
 EMPTY = re.compile("corresponds to no data|No columns to parse|because the first 0 values")
 """Messages about a table without rows."""
-SCRIPT = re.compile(r"Dataset scripts are no longer supported, but found (\S+)")
+SCRIPT = re.compile(r"Dataset scripts are no longer supported, but match (\S+)")
 
 
 def explain_table_error(error: BaseException) -> str:
@@ -19,10 +19,10 @@ def explain_table_error(error: BaseException) -> str:
     text = " ".join(map(str, error_chain(error)))
     own = get_reason(error.__cause__ or error)
     for pattern, explanation in _EXPLANATIONS:
-        if (found := pattern.search(text)) is not None:
+        if (match := pattern.search(text)) is not None:
             if callable(explanation):
-                return explanation(found)
-            return explanation.format(*found.groups(), own=own)
+                return explanation(match)
+            return explanation.format(*match.groups(), own=own)
     return _explain_columns(text) if "must have the same columns" in text else own
 
 
@@ -41,15 +41,15 @@ def _explain_columns(text: str) -> str:
     return f"its files have different columns: {where} has {listed}; use the same columns in all."
 
 
-def _explain_fraction(found: re.Match[str]) -> str:
+def _explain_fraction(match: re.Match[str]) -> str:
     return (
-        f"a column whose first rows are whole numbers has {float(found[1]):g} further down; write "
+        f"a column whose first rows are whole numbers has {float(match[1]):g} further down; write "
         "its first number with a decimal point, such as 1.0."
     )
 
 
-def _explain_quote(found: re.Match[str]) -> str:
-    line = int(found[1]) + 1  # pandas counts from 0
+def _explain_quote(match: re.Match[str]) -> str:
+    line = int(match[1]) + 1  # pandas counts from 0
     return f'a quote (") on or after line {line} is opened and not closed; close or remove it.'
 
 
