@@ -183,3 +183,12 @@ def test_a_table_with_other_columns_than_the_model_takes_is_described(home, tmp_
         load_workload(
             WorkloadConfig(f"{home}/net.py:Net", str(tmp_path / "wide.csv"), out=tmp_path / "out")
         )
+
+
+def test_outputs_without_rows_are_reported(home, tmp_path):
+    (tmp_path / "net.py").write_text(NET.replace("(2, 2)", "(2, 3)"))
+    with collected_assumptions() as assumed:
+        load_workload(
+            WorkloadConfig(f"{tmp_path}/net.py:Net", f"{home}/own.csv", out=tmp_path / "out")
+        )
+    assert "The model has 3 outputs, and the labels are at most 1: no row" in str(assumed)

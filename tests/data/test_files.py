@@ -385,3 +385,10 @@ def test_texts_may_begin_as_a_web_page_and_columns_of_parquet_may_have_numbers(t
     with collected_assumptions() as assumed:
         load_dataset(tmp_path / "a.txt", labeled=False), load_dataset(tmp_path / "a.parquet")
     assert {each.about for each in assumed} == {SPLIT_OFF}
+
+
+def test_a_file_with_the_name_of_its_folder_is_no_script(tmp_path):
+    (tmp_path / f"{tmp_path.name}.py").write_text("")
+    (tmp_path / "train.csv").write_text(HEADER + LINES)
+    with pytest.raises(ConfigError, match=r"has the name of the folder and would be a script"):
+        load_dataset(tmp_path)

@@ -15,7 +15,7 @@ SPLIT_NAMES = {name for names in SPLITS.values() for name in names}
 """Names of splits, in lower case."""
 NOT_DATA = ("readme", "license", "licence", "citation", "thumbs.db", "desktop.ini", "dataset_info")
 """Beginnings of the names of files that hold no rows, in lower case."""
-IN_TRAIN_SPLIT = re.compile(r"train|\d-of-\d")
+TRAINING_FILE = re.compile(r"train|\d-of-\d")
 """Part of a path that names training rows, or a part of a table."""
 
 
@@ -78,7 +78,7 @@ def report_joined(folder: Path, files: Mapping[str, Sequence[str]]) -> None:
     """
     home = folder.resolve()
     paths = sorted(str(Path(path).relative_to(home)) for path in files.get("train", ()))
-    if len(files) == 1 and len(paths) > 1 and not any(map(IN_TRAIN_SPLIT.search, paths)):
+    if len(files) == 1 and len(paths) > 1 and not any(map(TRAINING_FILE.search, paths)):
         listed = enumerate_names(list(map(repr, paths)), MOST_NAMES)
         assume(
             f"{len(paths)} files are read as one table of training rows: {listed}. A file whose "

@@ -231,6 +231,8 @@ def assume_scaled_logits(task: Task, model: nn.Module, rows: Rows) -> None:
 def check_classes(task: Task, model: nn.Module, splits: Sequence[Rows]) -> None:
     """Checks the labels of all splits against the classes of the model's outputs.
 
+    Records an assumption if no row is of the last classes.
+
     Args:
         task: task of the rows.
         model: model on its device, in evaluation mode.
@@ -246,6 +248,19 @@ def check_classes(task: Task, model: nn.Module, splits: Sequence[Rows]) -> None:
     for rows in splits:
         task.check_labels(rows.labels)
         task.check(answers[:1].expand(len(rows), *answers.shape[1:]), rows.labels)
+    if task.takes_names and answers.dim() == 2:
+        _assume_other_classes(answers.shape[1], splits)
+
+
+def _assume_other_classes(count: int, splits: Sequence[Rows]) -> None:
+    """Records an assumption if no label (N,) is the last class of `count` outputs."""
+    labels = [each for rows in splits if isinstance(each := rows.labels, Tensor) and len(rows)]
+    largest = max((int(each.max()) for each in labels if each.dim() == 1), default=count)
+    if largest + 1 < count:
+        assume(
+            f"The model has {count} outputs, and the labels are at most {largest}: no row is of "
+            "the classes above."
+        )
 
 
 def _listed(inputs: Mapping[str, Tensor]) -> str:
