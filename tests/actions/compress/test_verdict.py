@@ -33,8 +33,8 @@ def run(workload, tmp_path, capsys):
 
 
 def test_verdict_three_points_and_the_page_are_last(run, tmp_path):
-    _, (verdict, files, speed, use, page) = run()
-    assert verdict.startswith("saved integer 8.auto (PTQ): ") and "smaller (" in verdict
+    result, (verdict, files, speed, use, page) = run()
+    assert verdict.startswith("saved integer 8.auto (PTQ): weights ") and "smaller (" in verdict
     assert " as model.onnx), accuracy " in verdict and " on 60 test rows against " in verdict
     assert ("x as fast at batch 1 and" in verdict) or verdict.endswith(
         "not faster than float on this machine."
@@ -42,6 +42,14 @@ def test_verdict_three_points_and_the_page_are_last(run, tmp_path):
     assert files.startswith(f"- Files in {tmp_path}/: model.pt ") and "100.0% of the par" in files
     size = (tmp_path / "model.onnx").stat().st_size
     assert f"model.onnx {size / 1000:.1f} kB (float " in files
+    # The graph has the same size in any format, so both files shrink less than the weights.
+    exact, small = (
+        sum(result[key][name] for name in ("model.pt", "model.mz"))
+        for key in ("float_bytes", "saved_bytes")
+    )
+    assert (
+        f"; model.pt and model.mz together are {compress_results.smaller(exact / small)}; " in files
+    )
     assert speed.startswith("- Speed: ") and " in PyTorch" in speed
     assert use.startswith("- Use: MaseGraph.from_checkpoint(") and "session.x64quant" in use
     assert page == f"Page of these results: {tmp_path / 'report.html'}"

@@ -34,7 +34,7 @@ def write_verdict(
     row, (mine, reference) = saved.row, (c.scores["test"] for c in (saved, exact))
     best = find_fastest(result["speed"])
     return (
-        f"saved {row.format} ({row.method}): {_smaller(result, best)}, "
+        f"saved {row.format} ({row.method}): weights {_smaller(result, best)}, "
         f"{metric.name} {mine.format(metric)}{saved.tested_on(workload)} against "
         f"{reference.format(metric)} float, {_faster(best)}."
     )
@@ -60,7 +60,9 @@ def _faster(best: Fastest | None) -> str:
 def list_points(result: Mapping[str, Any], config: CompressConfig) -> list[str]:
     """Returns three lines below the verdict: files and sizes, speed, and code to load the model."""
     packed = f"{result['packed_share']:.1%} of the parameters are packed"
-    files = f"- Files in {config.out}/: {describe_files(result)}; {packed}."
+    whole, size = (sum(result[f"{name}_bytes"].values()) for name in ("float", "saved"))
+    both = f"model.pt and model.mz together are {smaller(whole / size)}"
+    files = f"- Files in {config.out}/: {describe_files(result)}; {both}; {packed}."
     return [files, f"- {_speed(result, config)}", f"- Use: {_use(result, config)}"]
 
 

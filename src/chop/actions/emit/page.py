@@ -46,9 +46,9 @@ AXI_STREAM = (
     "high until the reset after a tlast at another beat, or a last beat without it."
 )
 AXI_LITE = (
-    "Signals s_axi_* have 32 bits of data. Other addresses, writes of read-only registers, reads "
-    "of weights, and words out of order or with missing strobes are answered with SLVERR and "
-    "change nothing."
+    "Signals s_axi_* have 32 bits of data. Other addresses and writes of read-only registers are "
+    "answered with SLVERR and change nothing, as are reads of loadable weights, and words of them "
+    "out of order or with missing strobes."
 )
 LOADABLE = (
     "After each reset, the circuit takes the words of weights/weights.bin: 32 bits each, "

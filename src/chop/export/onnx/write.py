@@ -58,9 +58,9 @@ def build_proto(
 
 def _proto(flat: FlatGraph, shapes: Any) -> Any:
     # torch's symbolic shapes are imported where something is traced.
-    from chop.private.symbolic_shapes import forgetting_traces
+    from chop.private.symbolic_shapes import forgetting_traces, recurrent_shapes
 
-    with forgetting_traces():
+    with forgetting_traces(), recurrent_shapes():
         return _traced(flat, shapes)
 
 

@@ -20,10 +20,10 @@ WORD_BITS = 32
 LEAST_WINDOW = 4096
 """Minimum bytes of the AXI4-Lite registers, and of the window for weights behind them."""
 REGISTERS = (
-    ("control", 0x0, "write 1 to bit 0 to reset the circuit; weights are written again"),
-    ("status", 0x4, "bit 0: all weights are written; bit 1: frame_error"),
+    ("control", 0x0, "write 1 to bit 0 to reset the circuit; loadable weights are written again"),
+    ("status", 0x4, "bit 0: all weights are written (1 if weights are fixed); bit 1: frame_error"),
     ("samples", 0x8, "samples that left since the reset"),
-    ("words", 0xC, "words of weights that were written since the reset"),
+    ("words", 0xC, "words of weights that were written since the reset (0 if weights are fixed)"),
 )
 """Name, byte address and purpose of the AXI4-Lite registers."""
 MOST_WORDS = 2**24
