@@ -15,13 +15,13 @@ from tests.test_architecture import SOURCE, drawing, get_module, imported
 
 BOUNDS = {
     "subpackages": 36,
-    "imports between subpackages": 284,
-    "files": 1_130,
+    "imports between subpackages": 286,
+    "files": 1_140,
     "files at one level": 29,
-    "lines that are not blank": 135_400,
+    "lines that are not blank": 137_600,
     "functions per 1,000 lines of logic": 108,
-    "public functions and classes": 3_700,
-    "lines of the longest file": 491,
+    "public functions and classes": 3_740,
+    "lines of the longest file": 493,
 }
 SLACK = 0.02
 """Share of a bound by which a figure may lie below it."""
