@@ -1,6 +1,9 @@
 """Runs with other tables than their own: columns are matched by name, from any folder."""
 
+import json
 import os
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pandas
@@ -13,6 +16,7 @@ from chop.actions.compress.job import compress
 from chop.actions.compress.settings import CompressConfig
 from chop.actions.emit.lower_settings import LowerConfig
 from chop.actions.evaluate.job import evaluate
+from chop.actions.evaluate.models import load_judged
 from chop.actions.evaluate.settings import EvaluateConfig
 from chop.actions.given_rows import with_label_column
 from chop.actions.starting_run import config_of_run
@@ -46,7 +50,12 @@ def home(tmp_path_factory):
     )
     labels = [int(a > 0) for a, _ in ROWS]
     own = [(*row, label) for row, label in zip(ROWS, labels, strict=True)]
-    write(folder / "own.csv", ["a", "b", "label"], own)
+    named = [(a, b, ("no", "yes")[y]) for a, b, y in own]
+    write(folder / "own.csv", ["a", "b", "label"], named)
+    write(folder / "missing.csv", ["a", "b", "label"], [row for row in named if row[2] == "yes"])
+    write(folder / "extra.csv", ["a", "b", "label"], [*named, (0.0, 0.0, "perhaps")] * 9)
+    renamed = [(a, b, f"{name}!") for a, b, name in named]
+    write(folder / "renamed.csv", ["a", "b", "label"], renamed)
     write(folder / "order.csv", ["b", "label", "a", "id"], [(b, y, a, 9) for a, b, y in own])
     write(folder / "names.csv", ["a", "z", "label"], own)
     write(folder / "other.csv", ["y", "q", "p"], [(y, b, a) for a, b, y in own])
@@ -78,6 +87,40 @@ def test_columns_in_another_order_are_matched_by_name(home, monkeypatch, capsys,
         assert "input_columns has no such name: 'id'" in capsys.readouterr().out
         with pytest.raises(ConfigError, match="'names.csv' has no input column 'b': choose from"):
             evaluate(EvaluateConfig("runs/own", dataset="names.csv"))
+
+
+def test_classes_without_rows_leave_the_numbers_of_the_others(home, monkeypatch, tmp_path):
+    monkeypatch.chdir(home)
+    with trust_code():
+        result = evaluate(EvaluateConfig("runs/own", dataset="missing.csv", out=tmp_path))
+    assert result.rows.own.value == 1.0
+
+
+@pytest.mark.parametrize(("table", "name"), [("extra", "'perhaps'"), ("renamed", "'no!', 'yes!'")])
+def test_classes_that_a_run_does_not_have_are_refused(home, monkeypatch, table, name):
+    monkeypatch.chdir(home)
+    with (
+        trust_code(),
+        pytest.raises(ConfigError, match=f"{name} is not a class of .*: its classes are no, yes"),
+    ):
+        load_judged(EvaluateConfig("runs/own", dataset=f"{table}.csv"))
+
+
+def test_the_order_of_classes_is_reported_for_runs_without_their_names(home, monkeypatch, tmp_path):
+    monkeypatch.chdir(home)
+    shutil.copytree("runs/own", tmp_path / "own")
+    manifest = json.loads((tmp_path / "own/manifest.json").read_text())
+    assert manifest["settings"].pop("class_names") == ["no", "yes"]
+    (tmp_path / "own/manifest.json").write_text(json.dumps(manifest))
+    given = EvaluateConfig(str(tmp_path / "own"), dataset="renamed.csv")
+    with trust_code(), collected_assumptions() as assumed:
+        load_judged(given)
+    assert "does not record the names of its classes" in str(assumed)
+    with trust_code():
+        named = load_judged(replace(given, class_names=("yes!", "no!"))).workload
+    assert named.class_names == ("yes!", "no!")
+    answers = named.test.columns["x"][:, 0] > 0
+    assert torch.equal(named.test.labels, 1 - answers.long())
 
 
 def test_columns_of_another_table_can_be_named(home, monkeypatch, tmp_path):

@@ -5,7 +5,7 @@ import logging
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
-from chop.data.labels import check_classes, class_names, with_binary_labels
+from chop.data.labels import check_classes, class_names, with_binary_labels, with_numbered_labels
 from chop.errors import ConfigError
 
 
@@ -14,6 +14,11 @@ def rows(train, test, feature=None):
     splits = {"train": train, "test": test}
     made = {k: Dataset.from_dict({"label": v}, features=features) for k, v in splits.items()}
     return DatasetDict(made)
+
+
+def rows_with_inputs(train, test, feature=None):
+    made = rows(train, test, feature).items()
+    return DatasetDict({key: split.add_column("x", [0] * len(split)) for key, split in made})
 
 
 WARNED = {
@@ -90,7 +95,50 @@ def test_reading_class_names_shows_no_progress_bar(capfd, monkeypatch):
     ids=["texts", "texts of a model", "named numbers", "numbers"],
 )
 def test_lists_of_classes_become_one_number_for_each_class(train, feature, known, expected):
-    given = rows(train, train[:1], feature)
-    given = {key: split.add_column("x", [0] * len(split)) for key, split in given.items()}
-    splits = with_binary_labels(DatasetDict(given), known)
+    splits = with_binary_labels(rows_with_inputs(train, train[:1], feature), known)
     assert splits["train"]["label"][:] == expected and splits["test"]["label"][:] == expected[:1]
+
+
+OWN = {"hi": 0, "lo": 1, "mid": 2}
+NUMBERED = ("folders", "lists of numbers")
+
+
+@pytest.mark.parametrize("form", ["texts", "folders", "lists", "lists of numbers"])
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["mid", "hi", "lo"], [2, 0, 1]),
+        (["lo", "mid", "lo"], [1, 2, 1]),
+        (["Mid"], [2]),
+        (["lo", "bird"], "'bird' is not a class of the model: its classes are hi, lo, mid"),
+        (["high", "low"], "'high', 'low' is not a class"),
+    ],
+)
+def test_classes_have_the_numbers_of_a_model_that_names_them(form, given, expected):
+    named = ClassLabel(names=sorted({*given}))
+    labels = [named.str2int(name) for name in given] if form in NUMBERED else given
+    feature = named if form in NUMBERED else Value("string")
+    is_list = form.startswith("lists")
+    labels = [[label] for label in labels] if is_list else labels
+    number = with_binary_labels if is_list else with_numbered_labels
+    data = rows_with_inputs(labels, labels[:1], List(feature) if is_list else feature)
+    if isinstance(expected, str):
+        with pytest.raises(ConfigError, match=expected):
+            number(data, OWN, is_closed=True)
+        return
+    wanted = [[int(i == each) for i in range(3)] for each in expected] if is_list else expected
+    numbered = number(data, OWN, is_closed=True)
+    assert numbered["train"]["label"][:] == wanted and numbered["test"]["label"][:] == wanted[:1]
+
+
+def test_names_of_folders_without_rows_are_not_refused():
+    named = ClassLabel(names=["bird", "lo", "mid"])
+    numbered = with_numbered_labels(rows_with_inputs([1, 2], [2], named), OWN, is_closed=True)
+    assert numbered["train"]["label"][:] == [1, 2] and class_names(numbered) == [*OWN]
+
+
+def test_names_that_differ_in_case_are_matched_exactly():
+    own = {"Pos": 0, "neg": 1, "pos": 2}
+    data = rows_with_inputs(["pos", "Pos"], ["pos"])
+    numbered = with_numbered_labels(data, own, is_closed=True)
+    assert numbered["train"]["label"][:] == [2, 0]

@@ -24,7 +24,7 @@ LABELS = "labels"
 SPLITS = {"train", "test", "validation"}
 FILE_SETTINGS = (
     *("model", "dataset", "weights", "tokenizer", "text_column", "max_length", "stride", "limit"),
-    *("train_epochs", "input_columns", *SETTINGS),
+    *("train_epochs", "input_columns", "class_names", *SETTINGS),
 )
 """Settings that select a model and its rows, and how they are read."""
 

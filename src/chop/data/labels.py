@@ -110,14 +110,19 @@ def _alike(names: list[str]) -> list[list[str]]:
 
 
 @without_bars()
-def with_numbered_labels(splits: DatasetDict, known: Mapping[str, int] | None) -> DatasetDict:
+def with_numbered_labels(
+    splits: DatasetDict, known: Mapping[str, int] | None, *, is_closed: bool = False
+) -> DatasetDict:
     """Renumbers classes by the model's numbers of their names.
 
     Args:
         splits: labels are text or have names; plain numbers stay unchanged.
-        known: class numbers by name from the model, or None. Case is ignored. Unknown names are
-            numbered alphabetically, with a warning of the logger `chop.data` if the labels are text
-            and the model has its own names.
+        known: class numbers by name from the model, or None; see `order_classes`. If a name is
+            unknown, all are numbered alphabetically, with a warning of the logger `chop.data` if
+            the labels are text and the model has its own names.
+        is_closed: refuse rows of unknown classes.
+    Raises:
+        ConfigError: if a row has an unknown class and `is_closed` is true.
     """
     check_splits(splits)
     from datasets import ClassLabel, DatasetDict
@@ -126,12 +131,19 @@ def with_numbered_labels(splits: DatasetDict, known: Mapping[str, int] | None) -
     if names is None:
         return splits
     column = label_column(splits["train"].column_names)
-    wanted = _order(names, known or {})
     is_text = not isinstance(splits["train"].features[column], ClassLabel)
+    if is_closed and not is_text:
+        numbers_in_rows = {i for split in splits.values() for i in split.unique(column)}
+        occurring = [name for i, name in enumerate(names) if i in numbers_in_rows]
+    else:
+        occurring = names
+    wanted = order_classes(occurring, known or {}, is_closed=is_closed)
     if wanted == names and not is_text:
         return splits
     number = (
-        numbers_of_names(names, known) if is_text else {name: i for i, name in enumerate(wanted)}
+        numbers_of_names(names, known, is_closed=is_closed)
+        if is_text
+        else {name: i for i, name in enumerate(wanted)}
     )
     feature = ClassLabel(names=wanted)
     numbered = {}
@@ -142,30 +154,40 @@ def with_numbered_labels(splits: DatasetDict, known: Mapping[str, int] | None) -
     return DatasetDict(numbered)
 
 
+def names_in_lists(splits: DatasetDict) -> list[str] | None:
+    """Returns the names in lists of classes, as `class_names` does for one class per row."""
+    column = label_column(splits["train"].column_names)
+    member = getattr(splits["train"].features.get(column), "feature", None)
+    if (names := getattr(member, "names", None)) is not None:
+        return list(names)
+    if getattr(member, "dtype", None) not in ("string", "large_string"):
+        return None
+    rows = (row for split in splits.values() for row in split.with_format(None)[column])
+    return sorted({text for row in rows for text in row})
+
+
 @without_bars()
-def with_binary_labels(splits: DatasetDict, known: Mapping[str, int] | None) -> DatasetDict:
+def with_binary_labels(
+    splits: DatasetDict, known: Mapping[str, int] | None, *, is_closed: bool = False
+) -> DatasetDict:
     """Replaces lists of class names by one 0 or 1 for each class.
 
     Args:
         splits: labels are lists of texts, or of numbers with names; others stay unchanged.
         known: class numbers by name from the model, see `with_numbered_labels`.
+        is_closed: refuse rows of unknown classes.
     """
     check_splits(splits)
     from datasets import DatasetDict
 
-    column = label_column(splits["train"].column_names)
-    member = getattr(splits["train"].features.get(column), "feature", None)
-    is_text = getattr(member, "dtype", None) in ("string", "large_string")
-    names = getattr(member, "names", None)
-    if not is_text and names is None:
-        return splits
-    lists = {key: split.with_format(None)[column][:] for key, split in splits.items()}
+    names = names_in_lists(splits)
     if names is None:
-        texts = {text for rows in lists.values() for row in rows for text in row}
-        number: Mapping[Any, int] = numbers_of_names(sorted(texts), known)
-    else:
-        number = {i: i for i in range(len(names))}
-    wanted = sorted(number, key=number.__getitem__)
+        return splits
+    column = label_column(splits["train"].column_names)
+    lists = {key: split.with_format(None)[column][:] for key, split in splits.items()}
+    wanted: list[Any] = [*numbers_of_names(names, known, is_closed=is_closed)]
+    if hasattr(splits["train"].features[column].feature, "names"):
+        wanted = [names.index(name) if name in names else None for name in wanted]
     binary = {}
     for key, rows in lists.items():
         values = [[int(each in row) for each in wanted] for row in rows]
@@ -173,14 +195,17 @@ def with_binary_labels(splits: DatasetDict, known: Mapping[str, int] | None) -> 
     return DatasetDict(binary)
 
 
-def numbers_of_names(names: list[str], known: Mapping[str, int] | None) -> dict[str, int]:
-    """Returns the number of each class by name, and reports it as an assumption.
+def numbers_of_names(
+    names: list[str], known: Mapping[str, int] | None, *, is_closed: bool = False
+) -> dict[str, int]:
+    """Returns the number of each class by name, in their order, and reports it as an assumption.
 
     Args:
         names: class names in alphabetical order.
         known: class numbers by name from the model; see `with_numbered_labels`.
+        is_closed: refuse unknown names.
     """
-    wanted = _order(names, known or {})
+    wanted = order_classes(names, known or {}, is_closed=is_closed)
     if known and sorted(wanted) != sorted(known, key=str) and not _are_plain(known):
         own = ", ".join(sorted(known, key=known.__getitem__))
         assume(
@@ -193,12 +218,34 @@ def numbers_of_names(names: list[str], known: Mapping[str, int] | None) -> dict[
     return {name: number for number, name in enumerate(wanted)}
 
 
-def _order(names: list[str], known: Mapping[str, int]) -> list[str]:
-    """Returns the names in the model's order if the sets of names are equal."""
-    folded = {name.lower(): number for name, number in known.items()}
-    if {name.lower() for name in names} != folded.keys() or len(folded) != len(names):
-        return names
-    return sorted(names, key=lambda name: folded[name.lower()])
+def order_classes(
+    names: list[str], known: Mapping[str, int], *, is_closed: bool = False
+) -> list[str]:
+    """Returns all classes of the model by number if it knows all names, else the names.
+
+    Args:
+        names: class names of the rows.
+        known: class numbers by name from the model. Case is ignored where it distinguishes no
+            classes; the result has the spelling of the rows.
+        is_closed: refuse unknown names.
+    Raises:
+        ConfigError: if a name is unknown and `is_closed` is true.
+    """
+    own = sorted(known, key=known.__getitem__)
+    for fold in (str, str.lower):
+        spelled, classes = {fold(name): name for name in names}, [*map(fold, own)]
+        is_clear = len(spelled) == len(names) and len({*classes}) == len(own)
+        if is_clear and spelled.keys() <= {*classes}:
+            return [spelled.get(fold(name), name) for name in own]
+    if is_closed:
+        folded = {name.lower() for name in own}
+        others = [name for name in names if name.lower() not in folded] or names
+        raise ConfigError(
+            f"labels: {enumerate_names(list(map(repr, others)), MAX_LISTED)} is not a class of the "
+            f"model: its classes are {enumerate_names(own, MAX_LISTED)}; rename or remove these "
+            "rows, or name the classes in the order of its outputs with --class-names."
+        )
+    return names
 
 
 def _are_plain(known: Mapping[str, int]) -> bool:

@@ -32,7 +32,7 @@ from chop.data import (
 )
 from chop.data.builtin_names import PREFIX
 from chop.data.cells import TEXTS, is_quoted_number
-from chop.data.labels import with_binary_labels
+from chop.data.labels import names_in_lists, order_classes, with_binary_labels
 from chop.data.table import VECTOR, number_columns, with_input_columns
 from chop.errors import MOST_NAMES, ConfigError, check_known, did_you_mean, enumerate_names
 from chop.export.qonnx.reader import is_qonnx
@@ -55,8 +55,11 @@ if TYPE_CHECKING:
 
 def load_checkpoint(
     config: WorkloadConfig, load: Callable[..., nn.Module] = load_model
-) -> tuple[nn.Module, DatasetDict, Task, Sequence[str]]:
-    """Loads the model, its tokenized data, its task, and the columns that are its input vector.
+) -> tuple[nn.Module, DatasetDict, Task, Sequence[str], Sequence[str]]:
+    """Loads the model, its tokenized data, its task, and the names of its inputs and outputs.
+
+    The names are the columns that are its input vector, and its classes in their order; both are
+    empty if there are none.
 
     Args:
         config: the settings.
@@ -86,23 +89,34 @@ def load_checkpoint(
     task = _get_task(config, data)
     if task.takes_names:
         check_classes(data, config.dataset)
+    elif config.class_names is not None and task.name not in (MULTILABEL, JUDGED):
+        raise ConfigError(
+            f"class_names: applies to classes, and the task of '{config.dataset}' is {task.name}; "
+            "--task names another."
+        )
+    classes: Sequence[str] = ()
     if task.name == MULTILABEL:
-        data = with_binary_labels(data, _get_label_numbers(config.model))
+        known = _get_label_numbers(config)
+        classes = order_classes(names_in_lists(data) or [], known or {})
+        data = with_binary_labels(data, known, is_closed=config.class_names is not None)
     model = load(
         config.model,
-        num_labels=_num_labels(config.model, data, task),
+        num_labels=_num_labels(config, data, task),
         task=None if is_own(config.model) else task.auto_task,
         weights=config.weights,
     )
     if task.takes_names:
         known = getattr(getattr(model, "config", None), "label2id", None)
-        data = with_numbered_labels(data, known)
+        if config.class_names is not None:
+            known = _get_label_numbers(config)
+        data = with_numbered_labels(data, known, is_closed=config.class_names is not None)
+        classes = class_names(data) or ()
     table, data = data, _as_numbers(config, model, data, task)
     is_joined = VECTOR in {*data["train"].column_names} - {*table["train"].column_names}
     columns = number_columns(table, [*task.parts]) if is_joined else []
     if config.own_functions.evaluate is None:
-        return model, data, task.with_metric(config.metric), columns
-    return model, data, task if config.task else JUDGED_TASK, columns
+        return model, data, task.with_metric(config.metric), columns, classes
+    return model, data, task if config.task else JUDGED_TASK, columns, classes
 
 
 def tokenizer_name(config: WorkloadConfig) -> str:
@@ -165,8 +179,11 @@ def _architecture(name: str) -> str:
     return "" if has_none else (read_config(name).architectures or [""])[0]
 
 
-def _get_label_numbers(name: str) -> Mapping[str, int] | None:
-    """Returns class numbers by name from a checkpoint's configuration; None if it is missing."""
+def _get_label_numbers(config: WorkloadConfig) -> Mapping[str, int] | None:
+    """Returns class numbers by name from the settings, or from a checkpoint's configuration."""
+    if config.class_names is not None:
+        return {name: number for number, name in enumerate(config.class_names)}
+    name = config.model
     return None if is_own(name) or is_qonnx(name) else read_config(name).label2id
 
 
@@ -195,7 +212,7 @@ def _get_task(config: WorkloadConfig, data: DatasetDict) -> Task:
     return task
 
 
-def _num_labels(name: str, data: DatasetDict, task: Task) -> int | None:
+def _num_labels(config: WorkloadConfig, data: DatasetDict, task: Task) -> int | None:
     """Returns the number of outputs for a new head; None if the model's own fits.
 
     A trained head with more classes than occur in the labels is not replaced.
@@ -204,9 +221,11 @@ def _num_labels(name: str, data: DatasetDict, task: Task) -> int | None:
         return None
     names = class_names(data) if task.takes_names else None
     if names is not None:
-        return len(names) if task.is_categorical else task.heads([])
+        known = _get_label_numbers(config) or {}
+        return len(order_classes(names, known)) if task.is_categorical else task.heads([])
     needed = task.heads(read_label_column(data["train"])[0])
-    return max(needed, _own_classes(name)) if task.is_categorical else needed
+    own = _own_classes(config.model), len(config.class_names or ())
+    return max(needed, *own) if task.is_categorical else needed
 
 
 def _own_classes(name: str) -> int:

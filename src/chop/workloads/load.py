@@ -60,7 +60,7 @@ FINE_TUNED = "fine-tuned-{}.safetensors"
 """File of a model that was fine-tuned before a job, named by a digest of its inputs."""
 CHECKPOINT_SETTINGS = (
     *("stride", "tokenizer", "text_column", "label_column", "input_columns", "weights", "task"),
-    *("label_mean", "label_std"),
+    *("label_mean", "label_std", "class_names"),
     *SETTINGS,
 )
 """Settings that apply to models which are not built in."""
@@ -96,14 +96,15 @@ def workload_for(config: WorkloadConfig, workload: Workload | None) -> Workload:
 def merge_settings(config: WorkloadConfig, workload: Workload) -> dict[str, Any]:
     """Returns the settings of a job for its manifest, with the model of the workload.
 
-    They include the input columns of a table, so that later jobs match other tables by name.
+    They include the input columns of a table and the class names, so that later jobs match those
+    of other data by name.
     """
     is_same = workload.name == plain_name(config.model)
-    columns = config.input_columns or workload.input_columns or None
     return {
         **vars(config),
         "model": config.model if is_same else workload.name,
-        "input_columns": columns,
+        "input_columns": config.input_columns or workload.input_columns or None,
+        "class_names": config.class_names or workload.class_names or None,
     }
 
 
@@ -161,8 +162,9 @@ def _load(config: WorkloadConfig, place: torch.device, name: str | None) -> Work
         check_positions(config.max_length, model)
         dataset, epochs, lr, has_seen = own, BUILTIN_EPOCHS, BUILTIN_LR, False
         columns: Sequence[str] = []
+        classes: Sequence[str] = []
     else:
-        model, data, task, columns = load_checkpoint(config)
+        model, data, task, columns, classes = load_checkpoint(config)
         check_has_values(model, config.model)
         scale = config.label_mean, config.label_std
         # The validation rows of built-in data stay those that numbers were recorded with.
@@ -195,6 +197,7 @@ def _load(config: WorkloadConfig, place: torch.device, name: str | None) -> Work
         task=task,
         judge=judge,
         input_columns=tuple(columns),
+        class_names=tuple(classes),
     )
 
 

@@ -78,6 +78,9 @@ class WorkloadConfig:
             them. Default: `labels` or `label`.
         input_columns: columns of a table that the model reads, in the order of its input. Default:
             all columns of numbers but the labels, in the order of the table.
+        class_names: names of the classes, in the order of the model's outputs. Rows of other
+            classes are refused. Default: those of the model, else the names in the data in
+            alphabetical order.
         pixel_mean: mean to subtract from pixels of 0 to 1. One number, or one per channel.
             Default: from the model's processor config, its `default_cfg` or the data set, else
             0.5.
@@ -118,6 +121,7 @@ class WorkloadConfig:
     text_column: str | None = field(default=None, metadata=MORE)
     label_column: str | None = field(default=None, metadata=MORE)
     input_columns: tuple[str, ...] | None = field(default=None, metadata=MORE)
+    class_names: tuple[str, ...] | None = field(default=None, metadata=MORE)
     pixel_mean: tuple[float, ...] | None = field(default=None, metadata=MORE)
     pixel_std: Annotated[tuple[float, ...] | None, Range(above=0)] = field(
         default=None, metadata=MORE
@@ -175,6 +179,9 @@ class WorkloadConfig:
         return None
 
     def _check_labels(self) -> None:
+        names = self.class_names or ()
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ConfigError(f"class_names: '{twice}' is given twice; expected each class once.")
         for name, value in (("label_mean", self.label_mean), ("label_std", self.label_std)):
             if value is not None and not math.isfinite(value):
                 raise ConfigError(f"{name}: got {value}, expected a number.")

@@ -102,6 +102,8 @@ class Workload:
         teacher_name: name of `teacher` for reports; "" for a module.
         assumptions: assumptions of the job, for its report.
         input_columns: columns of a table that are the model's input vector, in its order.
+        class_names: names of the classes, in the order of the model's outputs; none if the labels
+            are numbers.
     """
 
     model: nn.Module
@@ -120,6 +122,7 @@ class Workload:
     teacher_name: str = ""
     assumptions: Sequence[Assumption] = ()
     input_columns: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Raises ConfigError if the metric's name is not valid for columns and files."""

@@ -91,7 +91,7 @@ class Decoder:
         if not number_format.is_fitted:
             raise NoBlocksError(f"format {config.formats[0]} needs calibration data")
         try:
-            model, data, task, _ = load_checkpoint(
+            model, data, task, *_ = load_checkpoint(
                 config, lambda name, weights, **given: meta_model(name, **given)
             )
             if task.name != CAUSAL_LM:

@@ -21,8 +21,9 @@ from chop.actions.evaluate.settings import EvaluateConfig
 from chop.base.notices import assume
 from chop.base.trust import get_identity as named_as
 from chop.data.builtin_names import PREFIX
+from chop.data.labels import MAX_LISTED
 from chop.data.tokenizer import get_tokenizer
-from chop.errors import CheckpointError, ConfigError, UnavailableError, first_line
+from chop.errors import CheckpointError, ConfigError, UnavailableError, enumerate_names, first_line
 from chop.ir.graph import MaseGraph
 from chop.ir.storage.checkpoint import FILE_IN_RUN, find_checkpoint
 from chop.models import builtin_model, is_own, load_model, read_config
@@ -37,8 +38,8 @@ from chop.workloads.settings import JudgedWorkloadConfig, WorkloadConfig
 from chop.workloads.workload import Workload
 
 STORIES = "stories"
-COLUMNS = ("text_column", "label_column", "input_columns")
-"""Settings that name the columns of a table."""
+COLUMNS = ("text_column", "label_column", "input_columns", "class_names")
+"""Settings that name the columns of a table, or its classes."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,8 @@ def load_judged(config: EvaluateConfig) -> Judged:
     settings = _settings(config, run, checkpoint)
     workload = load_workload(settings)
     check_weights(workload.model)
+    if run is not None and config.dataset is not None and settings.class_names is None:
+        _assume_order(config.model, workload)
     if run is None and (drawn := describe_drawn_weights(settings.model)):
         assume(f"{drawn} For trained weights, run chop compress and evaluate its folder.")
     is_language = workload.task.name == CAUSAL_LM
@@ -92,6 +95,17 @@ def load_judged(config: EvaluateConfig) -> Judged:
     judged = Judged(model.to(workload.device).eval(), reference, name, workload, tokenizer)
     _check_comparable(config, judged)
     return judged
+
+
+def _assume_order(run: str, workload: Workload) -> None:
+    """Records the order of classes that neither an earlier run nor its model names."""
+    known = getattr(getattr(workload.model, "config", None), "label2id", None) or {}
+    if {*workload.class_names} - {*known}:
+        assume(
+            f"'{run}' does not record the names of its classes: they are numbered as in "
+            f"'{workload.dataset}': {enumerate_names(workload.class_names, MAX_LISTED)}; "
+            "--class-names sets another order."
+        )
 
 
 def find_run(name: str) -> CompressedRun | None:

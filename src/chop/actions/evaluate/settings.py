@@ -52,6 +52,8 @@ class EvaluateConfig:
         label_column: column with the labels of a table. Default: as for chop compress.
         input_columns: columns of numbers of a table that the model reads, in its order. Default:
             those of the run, else as for chop compress.
+        class_names: names of the classes, in the order of the model's outputs. Default: those of
+            the run, else as for chop compress.
         card: add the results to the folder's model card. It has to be one that chop wrote.
         out: folder for the results.
         device: torch device: cpu, cuda, cuda:1 and so on. Default: a GPU if there is one, else the
@@ -84,6 +86,7 @@ class EvaluateConfig:
     text_column: str | None = field(default=None, metadata=MORE)
     label_column: str | None = field(default=None, metadata=MORE)
     input_columns: tuple[str, ...] | None = field(default=None, metadata=MORE)
+    class_names: tuple[str, ...] | None = field(default=None, metadata=MORE)
     card: bool = False
     out: Path = Path("runs/evaluate")
     device: str | None = None
