@@ -1,5 +1,7 @@
 """Options that are given twice: lists are joined, and nothing is dropped."""
 
+from pathlib import Path
+
 import pytest
 
 from chop.cli.app import app
@@ -39,3 +41,25 @@ def test_a_command_with_a_repeated_option_ends_with_the_sentence(words, capsys):
     with pytest.raises(SystemExit) as ended:
         app(words, prog_name="chop")
     assert ended.value.code == 2 and "was passed twice" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["compress", "--dataset", "a.csv", "b.csv"], "--dataset takes one file or folder: put"),
+        (["compress", "--dataset", "a.csv", "b.csv", "c.csv"], "put a.csv and b.csv into a folder"),
+        (
+            ["sweep", "quantize", "--weights", "a.csv", "b.csv", "c.csv"],
+            "--weights takes one value",
+        ),
+    ],
+)
+def test_a_second_file_after_an_option_is_named(words, expected, tmp_path, monkeypatch, capsys):
+    """The shell writes `--dataset *.csv` as one option and several words."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.csv", "b.csv", "c.csv"):
+        Path(name).touch()
+    with pytest.raises(SystemExit) as ended:
+        app(words, prog_name="chop")
+    message = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert ended.value.code == 2 and expected in message

@@ -21,6 +21,7 @@ from chop.actions.emit.lower import lower
 from chop.actions.emit.lower_settings import LowerConfig
 from chop.actions.evaluate.models import load_judged
 from chop.actions.evaluate.settings import EvaluateConfig
+from chop.actions.export.settings import ExportConfig
 from chop.actions.starting_run import check_saved_model, config_of_run
 from chop.actions.sweep.settings import PruneSweepConfig
 from chop.base.notices import collected_assumptions
@@ -301,3 +302,20 @@ def test_files_of_a_run_in_another_folder_are_named(settings, place, copy):
         workload_config(compressed_run(copy), {})
     with trust_code(), pytest.raises(ConfigError, match=message):
         config_of_run(LowerConfig(start_from=copy, out=copy.parent / "p"), None)
+
+
+def test_a_missing_data_file_of_a_run_is_named(copy):
+    manifest = json.loads((copy / MANIFEST).read_text())
+    manifest["settings"] |= {"dataset": "gone.csv"}
+    (copy / MANIFEST).write_text(json.dumps(manifest))
+    run = compressed_run(copy)
+    with pytest.raises(ConfigError, match="names the data set 'gone.csv', .* with --dataset"):
+        workload_config(run, {})
+    assert workload_config(run, {"dataset": "digits"}).dataset == "digits"
+
+
+def test_an_exported_file_in_the_folder_of_a_run_names_the_run(tmp_path):
+    for name in ("model.onnx", "model.mz"):
+        (tmp_path / name).touch()
+    with pytest.raises(ConfigError, match=f"pass the folder of its run, '{tmp_path}'"):
+        ExportConfig(str(tmp_path / "model.onnx"), to=("openvino",))

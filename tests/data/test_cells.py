@@ -41,6 +41,16 @@ def test_what_is_no_number_stays_and_what_may_be_two_is_refused():
         with_plain_cells(splits(a=["1,325", "12"]))
 
 
+@pytest.mark.parametrize("cells", [["314.7", "-2,841.2"], ["1,054.5", None], ["-12.5", "-2,841"]])
+def test_thousands_separators_are_refused(cells):
+    text = next(cell for cell in cells if cell and "," in cell)
+    message = f"column 'a': numbers have thousands separators, such as '{text}'; .* as"
+    with pytest.raises(ConfigError, match=f"{message} {text.replace(',', '')}"):
+        with_plain_cells(splits(a=cells))
+    words = splits(a=[*cells, "1,054.5 km"])
+    assert with_plain_cells(words) is words
+
+
 def test_a_table_of_decimal_commas_from_a_file(tmp_path):
     rows = '"1,5","2,25",0\n"0,5","1,75",1\n' * 5
     (tmp_path / "a.csv").write_text("a,b,label\n" + rows)

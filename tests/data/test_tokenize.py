@@ -59,6 +59,13 @@ def test_long_texts_are_cut():
     assert [len(ids) for ids in short["train"]["input_ids"]] == [16, 3]
 
 
+@pytest.mark.parametrize("column", [None, "messages"])
+def test_conversations_are_to_be_written_as_texts(column):
+    chats = [[{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]] * 2
+    with pytest.raises(ConfigError, match=r"column 'messages' has conversations, .*apply_chat_te"):
+        get_tokenized_dataset(splits(messages=chats), "bert-tiny", text_column=column)
+
+
 def test_bad_arguments_are_named():
     with pytest.raises(ConfigError, match="no text column: expected text or .* found"):
         get_tokenized_dataset(splits(body=["a", "b"]), "bert-tiny")

@@ -50,6 +50,14 @@ def test_a_plan_is_the_same_after_json(tmp_path: Path):
     assert ShardingPlan.from_json(json.loads(json.dumps(PLAN.to_json()))) == PLAN
 
 
+def test_a_plan_of_another_model_is_named():
+    names = ["bert.a.weight", "bert.b.weight", "classifier.weight"]
+    with pytest.raises(PlanError, match="for another model: 2 of its 3 .* such as 'bert.a.weight'"):
+        ShardingPlan((2,), dict.fromkeys(names, ("R",))).checked(graph_of("bert"))
+    with pytest.raises(PlanError, match="'clasifier.weight' does not exist: did you mean"):
+        ShardingPlan((2,), {"clasifier.weight": ("R",)}).checked(graph_of("bert"))
+
+
 def test_negative_dimensions_are_counted_from_the_front():
     assert normalized(("S-1", "R"), 2, "x") == ("S1", "R")
     mg = graph_of("bert")

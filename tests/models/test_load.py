@@ -11,6 +11,8 @@ from chop.base.trust import trust_code
 from chop.errors import CheckpointError, ConfigError, UnavailableError
 from chop.models import load_model
 from chop.runs.manifest import Manifest, write_manifest
+from chop.workloads.checkpoint import load_checkpoint
+from chop.workloads.settings import WorkloadConfig
 
 TINY = {
     "vocab_size": 40,
@@ -91,6 +93,37 @@ def test_bad_names_are_one_sentence_and_quick(tmp_path):
         load_model(tmp_path)
     with pytest.raises(UnavailableError, match="'no such thing': a model not found"):
         load_model("no such thing")
+
+
+@pytest.mark.parametrize(
+    "task, loader",
+    [
+        ("CAUSAL_LM", "AutoPeftModelForCausalLM"),
+        ("SEQ_CLS", "AutoPeftModelForSequenceClassification"),
+        (None, "AutoPeftModel"),
+    ],
+)
+def test_an_adapter_without_its_base_model_is_to_be_merged(tmp_path, task, loader):
+    settings = {"peft_type": "LORA", "base_model_name_or_path": "org/base", "task_type": task}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
+    with pytest.raises(ConfigError, match="PEFT adapter for the base model 'org/base'") as caught:
+        load_model(str(tmp_path))
+    assert f"peft.{loader}.from_pretrained('{tmp_path}').merge_and_unload()" in str(caught.value)
+
+
+def test_a_run_with_a_transformers_folder_names_it(tmp_path):
+    """The output folder of `chop prune` has its model in `model/`."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    manifest = tmp_path / "manifest.json"
+    write_manifest(manifest, Manifest("prune", {}, "finished", "a:1:2"))
+    config = WorkloadConfig(model=str(tmp_path), dataset="rows.csv", out=tmp_path / "out")
+    for read in (lambda: load_model(str(tmp_path)), lambda: load_checkpoint(config)):
+        with pytest.raises(ConfigError, match=f"pass its model '{tmp_path / 'model'}'"):
+            read()
+    write_manifest(manifest, Manifest("compress", {}, "finished", "a:1:2"))
+    with pytest.raises(ConfigError, match="chop compress .* shows which model it contains"):
+        load_checkpoint(config)
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,29 @@ class _SingleCommand(TyperCommand):
                         f"{option.opts[0]} was passed twice: pass it once. Separate several values "
                         "with commas, if it takes several."
                     )
+            self._check_single_files(ctx, args, parsed[1])
         return super().parse_args(ctx, args)
+
+    def _check_single_files(self, ctx: Any, args: list[str], extra: list[str]) -> None:
+        """Rejects a second file after an option, as from `--dataset *.csv` in a shell.
+
+        Args:
+            ctx: context of the command.
+            args: all words of the command line.
+            extra: words that are neither options nor arguments. RUN may take the second file.
+        """
+        options = [p for p in self.params if p.param_type_name == "option"]
+        names = {n for p in options if not p.is_flag and not p.multiple for n in p.opts}
+        for name, first, second in zip(args, args[1:], args[2:], strict=False):
+            if name not in names or second.startswith("-") or not Path(second).exists():
+                continue
+            is_data = name == "--dataset"
+            are_alike = Path(second).is_file() and Path(second).suffix == Path(first).suffix
+            if second in extra or (is_data and are_alike):
+                what = "file or folder" if is_data else "value"
+                advice = f"put {first} and {second} into a folder and pass the folder"
+                advice = advice if is_data else f"leave out {second}"
+                ctx.fail(f"{name} takes one {what}: {advice}.")
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Writes the help page with the most used options."""
@@ -211,7 +233,7 @@ def _built(command: Command, name: str, text: str) -> Any:
     for flag, annotation in COMMON.items():
         parameters.append(inspect.Parameter(flag, keyword, default=False, annotation=annotation))
     parameters.append(inspect.Parameter("help_all", keyword, default=False, annotation=HELP_ALL))
-    callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    callback.__signature__ = inspect.Signature(parameters)
     single = typer.Typer(rich_markup_mode="rich", add_completion=False)
     # The help option is made once, with whichever context asks first.
     help_options = {"help_option_names": ["-h", "--help"]}

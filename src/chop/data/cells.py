@@ -24,7 +24,7 @@ INDICES = re.compile(r"Unnamed: 0(\.\d+)?|__index_level_\d+__")
 """Column names that pandas' `to_csv` and `to_parquet` give to an unnamed index."""
 DECIMAL = re.compile(r"\s*[+-]?\d*,\d+(e[+-]?\d+)?\s*", re.IGNORECASE)
 WHOLE = re.compile(r"\s*[+-]?\d+\s*")
-THOUSANDS = re.compile(r"\s*[+-]?[1-9]\d{0,2}(,\d{3})+\s*")
+THOUSANDS = re.compile(r"\s*[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?\s*")
 TEXTS = ("string", "large_string")
 """Arrow types of text columns."""
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ def with_plain_cells(splits: DatasetDict) -> DatasetDict:
     Args:
         splits: result of `load_dataset`.
     Raises:
-        ConfigError: if commas of a column may be decimal commas or thousands separators.
+        ConfigError: if commas of a column are, or may be, thousands separators.
     """
     check_splits(splits)
     from datasets import DatasetDict
@@ -69,10 +69,17 @@ def _has_commas(splits: DatasetDict, name: str) -> bool:
     train = splits["train"]
     if getattr(train.features[name], "dtype", None) not in TEXTS:
         return False
-    if not len(train) or not _is_number(train.select_columns([name])[0][name]):
+    first = train.select_columns([name])[0][name] if len(train) else None
+    if not len(train) or not (_is_number(first) or _is_grouped(first)):
         return False
     texts = [x for s in splits.values() for x in s.with_format(None)[name] if x]
     if not all(map(_is_number, texts)):
+        grouped = [text for text in texts if THOUSANDS.fullmatch(text)]
+        if grouped and all(map(_is_grouped, texts)):
+            raise ConfigError(
+                f"column '{name}': numbers have thousands separators, such as {grouped[0]!r}; save "
+                f"them without, as {grouped[0].replace(',', '')}."
+            )
         return False
     marked = [text for text in texts if "," in text]
     if marked and all(map(THOUSANDS.fullmatch, marked)):
@@ -85,6 +92,11 @@ def _has_commas(splits: DatasetDict, name: str) -> bool:
 
 def _is_number(text: str | None) -> bool:
     return not text or bool(DECIMAL.fullmatch(text) or WHOLE.fullmatch(text))
+
+
+def _is_grouped(text: str | None) -> bool:
+    """Returns true for a number with a decimal point, with or without thousands separators."""
+    return _is_plain_number(text) or bool(THOUSANDS.fullmatch(text or ""))
 
 
 def _converted(split: Dataset, names: Iterable[str]) -> Dataset:

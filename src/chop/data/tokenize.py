@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -163,6 +164,7 @@ def _text_columns(split: Dataset, wanted: str | None) -> list[str]:
     """Returns the text column, or the two columns of a sentence pair."""
     names = split.column_names
     first = wanted or next((n for n in (*TEXT_COLUMNS, *WORD_COLUMNS) if n in names), None)
+    _check_conversations(split, names if first is None else [first])
     if first is None or first not in names:
         raise ConfigError(
             f"no text column: expected {wanted or ' or '.join(TEXT_COLUMNS)}, found {names}; "
@@ -170,6 +172,20 @@ def _text_columns(split: Dataset, wanted: str | None) -> list[str]:
         )
     second = SECOND_COLUMNS.get(first)
     return [first, second] if second is not None and second in names else [first]
+
+
+def _check_conversations(split: Dataset, names: Sequence[str]) -> None:
+    """Raises ConfigError if a column holds lists of messages with a role and a content."""
+    for name in names:
+        feature: Any = split.features.get(name)
+        item = getattr(feature, "feature", feature)
+        item = item[0] if isinstance(item, list) and item else item
+        if isinstance(item, Mapping) and {"role", "content"} <= item.keys():
+            raise ConfigError(
+                f"column '{name}' has conversations, expected texts: save each as a text in a "
+                "column 'text', such as with tokenizer.apply_chat_template(messages, "
+                "tokenize=False)."
+            )
 
 
 def _check_has_tokens(splits: DatasetDict, column: str) -> None:

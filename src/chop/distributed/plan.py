@@ -62,7 +62,13 @@ class ShardingPlan:
         """
         model = mg.model
         tensors = dict(named_tensors(model))
-        for path in self.parameters:
+        unknown = [path for path in self.parameters if path not in tensors]
+        if len(unknown) > 1 and 2 * len(unknown) > len(self.parameters):
+            raise PlanError(
+                f"the plan is for another model: {len(unknown)} of its {len(self.parameters)} "
+                f"parameters do not exist in this {type(model).__name__}, such as '{unknown[0]}'."
+            )
+        for path in unknown:
             _check_name("parameter", path, tensors)
         self._check_nodes(mg)
         parameters = {

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 
+from chop.base.files.documents import read_json
 from chop.base.files.library_errors import get_reason, is_of_library, library_errors
 from chop.base.hub import hub_folder, hub_is_reachable
 from chop.base.installed import fitting_packages
@@ -37,6 +38,7 @@ from chop.ir.huggingface.config_file import (
 )
 from chop.ir.huggingface.generation_file import check_generation_config, read_generation_config
 from chop.ir.huggingface.unread import Unread
+from chop.ir.storage.checkpoint import FILE_IN_RUN
 from chop.models.builtin import BUILTIN_MODELS, builtin_model
 from chop.models.own import build_own, is_own
 from chop.models.places import get_place
@@ -56,6 +58,15 @@ TIMM_NAME = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)?")
 """Name that may be one of timm, such as `resnet50.a1_in1k`."""
 WEIGHT_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 """Suffixes of files that may be state dicts."""
+PEFT_CLASSES = {
+    "CAUSAL_LM": "ForCausalLM",
+    "SEQ_2_SEQ_LM": "ForSeq2SeqLM",
+    "SEQ_CLS": "ForSequenceClassification",
+    "TOKEN_CLS": "ForTokenClassification",
+    "QUESTION_ANS": "ForQuestionAnswering",
+    "FEATURE_EXTRACTION": "ForFeatureExtraction",
+}
+"""End of the name of peft's `AutoPeftModel` class for each task type of an adapter."""
 AUTO_CLASSES = {
     "text-classification": "AutoModelForSequenceClassification",
     "image-classification": "AutoModelForImageClassification",
@@ -225,6 +236,18 @@ def _read_weights(
     return model
 
 
+def saved_model(run: Path) -> Path | None:
+    """Returns the transformers folder of a run that saves one, such as of `chop prune`, or None.
+
+    Runs of `chop compress` are excluded, since their folder has a compressed model.
+    """
+    folder = run / FILE_IN_RUN
+    with contextlib.suppress(CheckpointError):
+        if (folder / "config.json").is_file() and read_manifest(run).kind != "compress":
+            return folder
+    return None
+
+
 def _why_none(folder: Path) -> str:
     """Describes the command that wrote a folder without a model; "" if none did."""
     if not (folder / MANIFEST).is_file():
@@ -240,11 +263,30 @@ def _why_none(folder: Path) -> str:
                 f"chop {kind} wrote it; run chop search export {text} best.toml, then "
                 "chop compress --config best.toml; "
             )
+        if saved := saved_model(folder):
+            return f"chop {kind} wrote it; pass its model '{saved}'; "
         if (folder / "best").is_dir():
             return f"chop {kind} wrote it, and its best models in '{folder / 'best'}'; "
         if kind != "compress":
             return f"chop {kind} wrote it; "
     return "its run saved none, or did not finish; "
+
+
+def _check_is_no_adapter(folder: Path) -> None:
+    """Raises ConfigError if a folder holds an adapter of PEFT without its base model."""
+    file = folder / "adapter_config.json"
+    if not file.is_file():
+        return
+    with library_errors(file, error=ConfigError):
+        settings = read_json(file, "config")
+    base = settings.get("base_model_name_or_path", "unknown")
+    loader = f"AutoPeftModel{PEFT_CLASSES.get(str(settings.get('task_type')), '')}"
+    raise ConfigError(
+        f"folder '{folder}' contains no model: it has a PEFT adapter for the base model "
+        f"'{base}'. Merge the two, such as with peft.{loader}.from_pretrained('{folder}')"
+        ".merge_and_unload().save_pretrained('merged'), save the tokenizer there, and pass "
+        "'merged' as the model."
+    )
 
 
 @fitting_packages()
@@ -281,6 +323,7 @@ def read_config(name: str, num_labels: int | None = None) -> PreTrainedConfig:
             "a Hugging Face model."
         )
     if is_folder and not (Path(name) / "config.json").is_file():
+        _check_is_no_adapter(Path(name))
         raise ConfigError(
             f"folder '{name}' contains no model: {_why_none(Path(name))}expected a config.json in "
             f"it.{advice_of_builtin(name, BUILTIN_MODELS)}"

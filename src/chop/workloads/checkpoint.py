@@ -37,7 +37,7 @@ from chop.data.table import VECTOR, number_columns, with_input_columns
 from chop.errors import MOST_NAMES, ConfigError, check_known, did_you_mean, enumerate_names
 from chop.export.qonnx.reader import is_qonnx
 from chop.models import BUILTIN_MODELS, builtin_model, check_own, is_own, load_model, read_config
-from chop.models.load import continues_texts
+from chop.models.load import continues_texts, saved_model
 from chop.runs import MANIFEST
 from chop.train import CAUSAL_LM, TASKS, Task, find_task, read_label_column
 from chop.train.given.reading import is_numeric
@@ -71,11 +71,16 @@ def load_checkpoint(
     """
     place = Path(config.model).expanduser()
     if (place / MANIFEST).is_file() and not (place / "config.json").is_file():
-        folder = shlex.quote(config.model)
+        folder, saved = shlex.quote(config.model), saved_model(place)
+        advice = (
+            f"chop compress {folder} shows which model it contains. Commands such as chop "
+            "evaluate take a run's folder as their argument."
+            if saved is None
+            else f"pass its model '{saved}'."
+        )
         raise ConfigError(
             f"model: '{config.model}' is the output folder of a chop command, expected a float "
-            f"model: chop compress {folder} shows which model it contains. Commands such as chop "
-            "evaluate take a run's folder as their argument."
+            f"model: {advice}"
         )
     if config.dataset is None:
         raise ConfigError(

@@ -15,6 +15,7 @@ from chop.base.files.library_errors import library_errors
 from chop.base.notices import assume, get_logger
 from chop.base.plugins import naming_packages
 from chop.base.trust import CODE_FILE, check_code, get_identity, is_trusted, names_code
+from chop.data.files import check_is_there
 from chop.errors import CheckpointError, ConfigError
 from chop.models import builtin_model
 from chop.workloads.settings import IN_FILES, JudgedWorkloadConfig, WorkloadConfig
@@ -133,6 +134,7 @@ def _get_settings(
     chosen = {k: value for k, value in settings.items() if k in known and k not in given}
     check_code(chosen, run.file, option)
     check_files(chosen, run.file)
+    _check_dataset(chosen.get("dataset"), run.file)
     given_model, own_model = given.get("model"), settings["model"]
     if (
         given_model
@@ -186,6 +188,19 @@ def check_files(settings: Mapping[str, Any], file: Path) -> None:
                 f"'{file}' names '{path}', which does not exist in the current folder: run the "
                 "command in the folder in which the model was compressed."
             )
+
+
+def _check_dataset(name: object, file: Path) -> None:
+    """Raises ConfigError if a run names a data file that does not exist."""
+    if not isinstance(name, str) or Path(name).expanduser().exists():
+        return
+    try:
+        check_is_there(name)
+    except ConfigError:
+        raise ConfigError(
+            f"'{file}' names the data set '{name}', which does not exist: run the command in the "
+            "folder in which the model was compressed, or pass another file with --dataset."
+        ) from None
 
 
 def compressed_run(folder: Path) -> CompressedRun:

@@ -86,5 +86,17 @@ class ExportConfig:
                 "overrides and skip: expected --format for the other weights as well."
             )
         Recipe.read(self.overrides, self.skip, "chop export")
+        self._check_is_no_export()
         for name in self.to:
             target(name).require()
+
+    def _check_is_no_export(self) -> None:
+        """Raises ConfigError if the model is an ONNX file beside the checkpoint of its run."""
+        from chop.ir.storage.checkpoint import find_checkpoint
+
+        path = Path(self.model).expanduser()
+        if path.suffix == ".onnx" and path.is_file() and find_checkpoint(path.parent):
+            raise ConfigError(
+                f"model: '{self.model}' is an exported file: pass the folder of its run, "
+                f"'{path.parent}'."
+            )
