@@ -82,9 +82,10 @@ def __getattr__(name: str) -> Any:
         except ModuleNotFoundError as error:
             if error.name != f"chop.{name}":
                 raise
-    raise AttributeError(
-        f"module 'chop' has no attribute '{name}'", name=name, obj=sys.modules[__name__]
-    )
+    from chop.paths.elsewhere import advise
+
+    message = f"module 'chop' has no attribute '{name}'{advise(name)}"
+    raise AttributeError(message, name=name, obj=sys.modules[__name__])
 
 
 def __dir__() -> list[str]:

@@ -48,6 +48,14 @@ def test_labels_that_are_text_are_classes_as_in_a_table(data):
     assert len(read_inputs(net(), data)) == 90
 
 
+@pytest.mark.parametrize("wrap", [np.asarray, list, pd.Series])
+def test_texts_of_whole_numbers_are_classes_by_value(wrap):
+    texts = wrap([str(number) for number in (9 + Y).tolist()])
+    workload = Workload.of(net(), (X, texts), (X, texts))
+    assert workload.train.labels.equal(Y)
+    assert "Classes are numbered in this order: 9, 10, 11." in assumptions(workload)
+
+
 def test_splits_share_the_numbers_of_their_classes():
     few = NAMES != "ant"
     workload = Workload.of(net(), (X, NAMES), (X[few], NAMES[few]))

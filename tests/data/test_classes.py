@@ -84,6 +84,20 @@ def test_reading_class_names_shows_no_progress_bar(capfd, monkeypatch):
     assert "examples" not in capfd.readouterr().err
 
 
+NUMBERS = [str(i) for i in range(12)]
+
+
+@pytest.mark.parametrize("known", [None, {f"LABEL_{i}": i for i in range(12)}])
+def test_texts_that_are_whole_numbers_are_numbered_by_value(known):
+    given = rows(NUMBERS[::-1], NUMBERS)
+    splits = DatasetDict({k: split.add_column("x", [0] * 12) for k, split in given.items()})
+    assert class_names(splits) == NUMBERS
+    assert with_numbered_labels(splits, known)["test"]["label"][:] == list(range(12))
+    lists = {key: Dataset.from_dict({"label": [[n] for n in NUMBERS]}) for key in splits}
+    lists = {key: split.add_column("x", [0] * 12) for key, split in lists.items()}
+    assert with_binary_labels(DatasetDict(lists), known)["test"]["label"][2] == [0, 0, 1] + [0] * 9
+
+
 @pytest.mark.parametrize(
     ("train", "feature", "known", "expected"),
     [

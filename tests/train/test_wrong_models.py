@@ -1,12 +1,14 @@
 """Models and labels that cannot be used are named by their cause."""
 
 import threading
+from functools import partial
 
 import datasets
 import numpy as np
 import pandas
 import pytest
 import torch
+from sklearn.metrics import mean_absolute_error, r2_score, zero_one_loss
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -15,6 +17,8 @@ from chop.actions.sweep.settings import QuantizeSweepConfig
 from chop.base.notices import collected_assumptions
 from chop.errors import ChopError
 from chop.train import evaluate, find_task, fit, read_rows
+from chop.train.intervals import Score
+from chop.workloads.chance import check_scores
 from chop.workloads.workload import Workload
 
 X = torch.randn(24, 4, generator=torch.Generator().manual_seed(0))
@@ -61,6 +65,10 @@ class Locked(Net):
 class Unsized(Dataset):
     def __getitem__(self, i):
         return X[i], Y[i]
+
+
+def distance(predictions, labels):
+    return (predictions - labels).abs().mean()
 
 
 LAZY = nn.Sequential(nn.LazyLinear(3))
@@ -113,6 +121,30 @@ CALLS = {
         "expected labeled rows, .* None",
     ),
     "test rows beside": (lambda: evaluate(Net(), (X, Y, X, Y)), "test=.X_test, y_test"),
+    "test rows of another length": (
+        lambda: read_rows((X[:9], X[9:], Y[:9], Y[9:])),
+        r"4 of \[9, 15, 9, 15\] rows. If some are test rows, pass \(X, y\) and test=",
+    ),
+    "list of inputs": (
+        lambda: read_rows(([X, X], Y)),
+        r"For a model with several inputs, pass \(\(a, b\), y\)",
+    ),
+    "forward with a list": (
+        lambda: evaluate(Net(), ((X, X), Y)),
+        "a list of tensors needs a wrapper with a parameter for each",
+    ),
+    "weights": (
+        lambda: evaluate(Net(), (X, Y, torch.ones(24))),
+        "the last array counts as labels, and weights of rows are not read",
+    ),
+    "array for a graph": (
+        lambda: chop.MaseGraph(Net(), dummy_in={"x": X}).model(X.numpy()),
+        r"got a ndarray; pass torch.as_tensor\(x, dtype=torch.float32\)",
+    ),
+    "frame for a graph": (
+        lambda: chop.MaseGraph(Net(), dummy_in={"x": X}).model(FRAME),
+        r"got a DataFrame; pass torch.as_tensor\(x.to_numpy\(\), dtype=torch.float32\)",
+    ),
     "columns": (lambda: evaluate(Net(), COLUMNS), "pass a pandas frame, or .X, y. of arrays"),
     "from minus one": (
         lambda: find_task("classification").check_labels(Y - 1),
@@ -126,6 +158,18 @@ CALLS = {
     "class": (
         lambda: chop.MaseGraph(Net()).to_module(like=Net),
         "like: expected an nn.Module, got the class Net; pass an instance",
+    ),
+    "direction": (
+        lambda: Workload.of(Net(), (X, Y), lower_is_better=True, metric=distance),
+        r"otherwise pass metric=chop.train.Metric\(name, score, higher_is_better=False\)",
+    ),
+    "direction of a function": (
+        lambda: check_scores(
+            {"test": Score(0.1, None, 2.0, 24)},
+            Workload.of(Net(), (X, X[:, :3]), metric=distance),
+            QuantizeSweepConfig(),
+        ),
+        r"If lower distance is better, pass chop.train.Metric\(name, score, higher_is_better=False",
     ),
     "width": (
         lambda: QuantizeSweepConfig(widths="0,4", qat_epochs=0),
@@ -184,3 +228,24 @@ def test_rows_that_were_written_elsewhere_are_read():
     model = Net()
     expected = chop.quantize(model, data=X)(X)
     assert torch.equal(chop.quantize(model, data=(X,))(X), expected)
+
+
+class Distance:
+    higher_is_better = False
+
+    def __call__(self, predictions, labels):
+        return distance(predictions, labels)
+
+
+@pytest.mark.parametrize(
+    ("metric", "is_higher"),
+    [
+        (mean_absolute_error, False),
+        (partial(zero_one_loss, normalize=False), False),
+        (r2_score, True),
+        (distance, True),
+        (Distance(), False),
+    ],
+)
+def test_the_direction_of_a_metric_follows_its_name_or_attribute(metric, is_higher):
+    assert find_task("regression").with_metric(metric).metric.higher_is_better == is_higher

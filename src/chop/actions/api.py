@@ -16,6 +16,7 @@ from chop.actions.compress.settings import CompressConfig
 from chop.actions.given_rows import (
     check_are_used,
     inputs_by_split,
+    joined_columns,
     rows_by_split,
     with_label_column,
     with_scale,
@@ -57,7 +58,7 @@ def quantize(
     operators: Sequence[str] | None = None,
     weights_only: bool = False,
     calibration_rows: int = 256,
-    label_column: str | None = None,
+    label_column: str | Sequence[str] | None = None,
 ) -> nn.Module:
     """Quantizes a model. The result has the same class, computes on rounded values, and can train.
 
@@ -252,6 +253,8 @@ def compress(
     named |= {} if taught is None else _settings_of_distillation(taught)
     for name in settings.keys() & named.keys():
         raise ConfigError(f"chop.compress: '{name}' is given twice, once in distill; drop one.")
+    if "label_column" in settings:
+        settings["label_column"] = joined_columns(settings["label_column"])
     config = parse(CompressConfig, {**settings, **named}, "chop.compress")
     with options_in_messages(False):
         trains = task is not None or loss is not None

@@ -45,16 +45,28 @@ def check_are_used(settings: Iterable[str]) -> None:
             )
 
 
-def with_label_column(data: Any, label: str | None) -> Any:
+def joined_columns(names: Any) -> Any:
+    """Returns a list of names as one text with commas, and other values as given.
+
+    >>> joined_columns(["rain", "snow"]), joined_columns("rain")
+    ('rain,snow', 'rain')
+    """
+    is_list = isinstance(names, list | tuple) and len(names) > 0
+    is_plain = is_list and all(isinstance(name, str) and "," not in name for name in names)
+    return ",".join(names) if is_plain else names
+
+
+def with_label_column(data: Any, label: str | Sequence[str] | None) -> Any:
     """Renames the label column to `labels`; joins several columns of numbers to one.
 
     Args:
         data: frame, mapping of columns, or data set of `datasets`; or a mapping of these by split.
-        label: name of the column, or several separated by commas; None changes nothing.
+        label: name of the column, or several, as a list or separated by commas; None changes
+            nothing.
     Raises:
         ConfigError: if there is no such column, or columns have no names.
     """
-    label = convert(label, str | None, "label_column")
+    label = convert(joined_columns(label), str | None, "label_column")
     if label is None or data is None:
         return data
     if isinstance(data, str | PathLike):

@@ -117,10 +117,13 @@ def check_matches(name: str, spec: Any, value: Any) -> None:
     else:
         same, expected = same_content(spec, value), repr(spec)
     if not same:
+        way_out = "capture the model again with such an example"
+        is_array = hasattr(value, "__len__") and not isinstance(value, Tensor | Mapping | str)
+        if isinstance(spec, TensorSpec) and is_array:
+            array = "x.to_numpy()" if hasattr(value, "to_numpy") else "x"
+            way_out = f"pass torch.as_tensor({array}, dtype={spec.dtype})"
         raise GuardError(
-            f"the graph was captured for {name} as {expected}, got {_described(value)}; capture "
-            "the model again "
-            "with such an example"
+            f"the graph was captured for {name} as {expected}, got {_described(value)}; {way_out}"
         )
     if isinstance(spec, FieldsSpec):
         for field, inner in spec.fields.items():

@@ -25,7 +25,7 @@ LEAST_SUSPICIOUS = 10
 
 @without_bars()
 def class_names(splits: DatasetDict) -> list[str] | None:
-    """Returns class names in the order of their numbers. Text labels are sorted alphabetically.
+    """Returns class names in the order of their numbers, texts as `sorted_names`.
 
     Returns None for plain numbers.
     """
@@ -37,7 +37,19 @@ def class_names(splits: DatasetDict) -> list[str] | None:
         return list(names)
     if getattr(feature, "dtype", None) not in ("string", "large_string"):
         return None
-    return sorted({text for split in splits.values() for text in split.unique(column)})
+    return sorted_names({text for split in splits.values() for text in split.unique(column)})
+
+
+def sorted_names(names: Collection[str]) -> list[str]:
+    """Returns names of classes in alphabetical order, or by number if all are whole numbers.
+
+    >>> sorted_names(["10", "2", "1"]), sorted_names(["10", "2", "b"])
+    (['1', '2', '10'], ['10', '2', 'b'])
+    """
+    # An empty cell of a column of texts is None.
+    if all(isinstance(name, str) and name.removeprefix("-").isdecimal() for name in names):
+        return sorted(names, key=lambda name: (int(name), name))
+    return sorted(names)
 
 
 @without_bars()
@@ -118,7 +130,7 @@ def with_numbered_labels(
     Args:
         splits: labels are text or have names; plain numbers stay unchanged.
         known: class numbers by name from the model, or None; see `order_classes`. If a name is
-            unknown, all are numbered alphabetically, with a warning of the logger `chop.data` if
+            unknown, all are numbered as sorted, with a warning of the logger `chop.data` if
             the labels are text and the model has its own names.
         is_closed: refuse rows of unknown classes.
     Raises:
@@ -163,7 +175,7 @@ def names_in_lists(splits: DatasetDict) -> list[str] | None:
     if getattr(member, "dtype", None) not in ("string", "large_string"):
         return None
     rows = (row for split in splits.values() for row in split.with_format(None)[column])
-    return sorted({text for row in rows for text in row})
+    return sorted_names({text for row in rows for text in row})
 
 
 @without_bars()
@@ -201,7 +213,7 @@ def numbers_of_names(
     """Returns the number of each class by name, in their order, and reports it as an assumption.
 
     Args:
-        names: class names in alphabetical order.
+        names: class names, sorted.
         known: class numbers by name from the model; see `with_numbered_labels`.
         is_closed: refuse unknown names.
     """

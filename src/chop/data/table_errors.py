@@ -11,7 +11,7 @@ from chop.base.files.library_errors import get_reason
 HEADER = "The first line must have the column names: remove titles and comments above it."
 EMPTY = re.compile("corresponds to no data|No columns to parse|because the first 0 values")
 """Messages about a table without rows."""
-SCRIPT = re.compile(r"Dataset scripts are no longer supported, but match (\S+)")
+SCRIPT = re.compile(r"Dataset scripts are no longer supported, but found (\S+)")
 
 
 def explain_table_error(error: BaseException) -> str:

@@ -102,6 +102,17 @@ def as_it_is(config: Config) -> Config:
     return config
 
 
+def _as_choices(table: Mapping[Any, Any]) -> str:
+    """Returns advice to write lists of options by name as choices.
+
+    >>> _as_choices({"heads": [2, 4]})
+    "; pass (Choice('heads', {'2': 2, '4': 4}),)"
+    """
+    lists = {name: each for name, each in table.items() if isinstance(each, list | tuple)}
+    written = [f"Choice({name!r}, { {str(x): x for x in each}!r})," for name, each in lists.items()]
+    return f"; pass ({' '.join(written)})" if lists else ""
+
+
 # Compared by identity, because rules are functions; caches of codings depend on it.
 @dataclass(frozen=True, eq=False)
 class SearchSpace:
@@ -135,8 +146,11 @@ class SearchSpace:
         given = tuple(self.choices) if isinstance(self.choices, Iterable) else (self.choices,)
         wrong = [each for each in given if not isinstance(each, Choice)]
         if wrong or isinstance(self.choices, Choice):
-            got = describe((wrong or given)[0])
-            raise ConfigError(f"choices: expected a tuple of choices, got {got}.")
+            table = self.choices if isinstance(self.choices, Mapping) else {}
+            got = "a table" if table else describe((wrong or given)[0])
+            raise ConfigError(
+                f"choices: expected a tuple of choices, got {got}{_as_choices(table)}."
+            )
         object.__setattr__(self, "choices", given)
         names = [choice.name for choice in self.choices]
         twice = next((name for name in names if names.count(name) > 1), None)

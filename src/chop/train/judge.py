@@ -126,6 +126,14 @@ class Judge:
             raise wrong from None
         if scores.is_complex() or scores.dim() > 1 or not scores.numel():
             raise wrong
+        low, high = scores.min().item(), scores.max().item()
+        is_whole = scores.dtype != torch.bool and not scores.is_floating_point()
+        if is_whole and scores.dim() and (low < 0 or high > 1):
+            warn_once(
+                f"{self.title}: returned whole numbers from {low} to {high}, whose mean counts; if "
+                "they are predicted classes, return predictions == labels instead.",
+                about=self.title,
+            )
         # Rows that are right or wrong stay bool, of which the mean is a share.
         rows = scores if scores.dtype == torch.bool else scores.double()
         return rows.reshape(-1), scores.dim() == 1

@@ -86,6 +86,8 @@ CONSTANTS: dict[Callable[[Tensor, Tensor], Tensor], Constant] = {
     confidences: Constant("the same confidence for every row", _mean_of_each),
 }
 """Constant answer by prediction function of a metric. Tasks add their own."""
+LOWER_IS_BETTER = "chop.train.Metric(name, score, higher_is_better=False)"
+"""Metric of a function of which lower is better, for messages."""
 GUESSED = "guessing each token by its frequency in the training rows"
 """Description of the constant answer of perplexity, which needs the training rows."""
 

@@ -24,7 +24,7 @@ LABELS = "labels"
 POSITION = "input {}"
 """Name of an unnamed column, such as X of `(X, y)`. No parameter can have this name."""
 
-TEST_ROWS = " If they are X, y, X_test and y_test, pass (X, y) and test=(X_test, y_test)."
+TEST_ROWS = " If some are test rows, pass (X, y) and test=(X_test, y_test)."
 
 
 def input_columns(model: nn.Module, columns: Iterable[str]) -> dict[str, str]:
@@ -86,11 +86,15 @@ def _by_position(
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     ]
     if len(names) < len(inputs):
+        way_out = "pass rows as mappings with input names."
+        if len(names) == 1:
+            way_out = (
+                "the last array counts as labels, and weights of rows are not read. A model whose "
+                "input is a list of tensors needs a wrapper with a parameter for each."
+            )
         raise ConfigError(
             f"{type(model).__name__}.forward takes {list(parameters)}, but the data have "
-            f"{len(inputs)} unnamed inputs; pass rows as mappings with input names."
-            + TEST_ROWS
-            * (len(inputs) == 3)
+            f"{len(inputs)} unnamed inputs; {way_out}{TEST_ROWS * (len(inputs) == 3)}"
         )
     fed = dict(zip(names, inputs, strict=False))
     return fed if LABELS in fed or LABELS not in parameters else {**fed, LABELS: LABELS}

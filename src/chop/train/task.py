@@ -122,7 +122,9 @@ class Task:
 
         Args:
             metric: a name, a `Metric`, or a function (predictions, labels) -> float of which higher
-                is better. The function gets the predictions of the task's own metric.
+                is better, except for errors and losses of scikit-learn and for metrics whose
+                `higher_is_better` is False. The function gets the predictions of the task's own
+                metric.
         Raises:
             ConfigError: if the task has no metric with this name, or the value is none of these.
         """
@@ -141,7 +143,13 @@ class Task:
             name = getattr(metric, "__name__", type(metric).__name__)
             is_known = any(metric is each.score for each in self.metrics.values())
             score = metric if is_known else partial(_number, name, metric)
-            metric = Metric(name, score, self.metric.predict, expect=self.metric.expect)
+            metric = Metric(
+                name,
+                score,
+                self.metric.predict,
+                higher_is_better=_is_higher_better(metric),
+                expect=self.metric.expect,
+            )
         return dataclasses.replace(self, metric=metric)
 
     def check_labels(self, labels: Tensor | list[Tensor]) -> None:
@@ -201,6 +209,20 @@ class Task:
 
 TASKS: Registry[Task] = Registry("tasks", kind=Task, own_name=lambda task: task.name)
 """Tasks by name: those of `chop.train.tasks` and those of other packages."""
+
+
+def _is_higher_better(function: Callable[..., float]) -> bool:
+    """Returns the direction of a metric: its own attribute `higher_is_better` as in torchmetrics.
+
+    Functions of scikit-learn that end in `_error` or `_loss` are lower for better models, see "The
+    scoring parameter" in its user guide.
+    """
+    own = getattr(function, "higher_is_better", None)
+    if own is not None:
+        return bool(own)
+    plain = getattr(function, "func", function)  # functools.partial
+    is_known = getattr(plain, "__module__", "").split(".")[0] == "sklearn"
+    return not (is_known and getattr(plain, "__name__", "").endswith(("_error", "_loss")))
 
 
 def _number(

@@ -9,7 +9,7 @@ import numpy as np
 
 from chop.base.notices import assume
 from chop.data import label_column
-from chop.data.labels import MAX_LISTED, numbers_of_names
+from chop.data.labels import MAX_LISTED, numbers_of_names, sorted_names
 from chop.errors import ConfigError, enumerate_names
 from chop.train.given.frames import is_frame, is_series
 
@@ -37,7 +37,7 @@ def with_numbered_texts(
             f"labels of the split '{next(iter(texts))}' are text, those of '{numbered[0]}' are "
             "numbers; use one form."
         )
-    names = sorted({text for labels in texts.values() for text in labels})
+    names = sorted_names({text for labels in texts.values() for text in labels})
     number = numbers_of_names(names, known)
     _check_are_trained(texts)
     return {

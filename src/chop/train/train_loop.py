@@ -363,6 +363,11 @@ def _trainable(model: nn.Module) -> list[nn.Parameter]:
                 "pack_transform_pass(mg, {'unpack': True})"
             )
         raise ConfigError(f"nothing to train: {reason}.")
+    if any(x.is_inference() for x in (*model.parameters(), *model.buffers())):
+        raise ConfigError(
+            "the model's weights are inference tensors, made under torch.inference_mode(), which "
+            "cannot be trained: pass copy.deepcopy(model), made outside of it."
+        )
     return trainable
 
 

@@ -14,7 +14,7 @@ from chop.errors import ConfigError
 from chop.models.own import describe_drawn_weights
 from chop.train.evaluator import Evaluator
 from chop.train.intervals import FEW_ROWS, Score
-from chop.train.metric import CONSTANTS, GUESSED
+from chop.train.metric import CONSTANTS, GUESSED, LOWER_IS_BETTER
 from chop.train.task import JUDGED
 from chop.workloads.settings import WorkloadConfig
 from chop.workloads.workload import Workload
@@ -169,10 +169,16 @@ def _way_out(workload: Workload, config: WorkloadConfig) -> str:
             "(--train-epochs); --force continues."
         )
     scaling = " (--pixel-mean, --pixel-std)" if "pixel_values" in workload.test.columns else ""
-    rare = ""
+    rare, metric = "", workload.task.metric
+    if (
+        workload.judge is None
+        and metric.higher_is_better
+        and metric.name not in workload.task.metrics
+    ):
+        rare = f"If lower {metric.name} is better, pass {LOWER_IS_BETTER}. "
     if workload.chance is not None and workload.chance >= COMMON:
         names = " or ".join(name for name in RARE_CLASS_METRICS if name in workload.task.metrics)
-        rare = (
+        rare += (
             f"{workload.chance:.1%} of the {workload.get_name('test')} rows have one class: "
             f"--metric {names} also counts the other classes. "
         )

@@ -17,6 +17,7 @@ from chop.train import (
     Task,
 )
 from chop.train.judge import Judge, checked_loss
+from chop.train.metric import LOWER_IS_BETTER
 from chop.train.rows import task_for
 from chop.train.tasks import JUDGED_TASK
 
@@ -37,7 +38,10 @@ def build_judge(
     """
     if evaluate is None or isinstance(evaluate, Judge):
         if lower_is_better:
-            raise ConfigError("lower_is_better: applies only with evaluate=, a function.")
+            raise ConfigError(
+                "lower_is_better: applies only with evaluate=, a function; otherwise pass "
+                f"metric={LOWER_IS_BETTER}."
+            )
         return evaluate
     if metric is not None and not isinstance(metric, str):
         raise ConfigError("metric: with evaluate it names the number; expected a text.")

@@ -107,6 +107,8 @@ class NativeForward:
                 from transformers.modeling_outputs import CausalLMOutputWithPast
 
                 return CausalLMOutputWithPast(logits=logits, **{name: cache})
+        elif _has_other_cache(kwargs, cache):
+            _report(self.model, "its cache is not static; pass cache_implementation='static'")
         self._text = lambda: None
         return type(self.model).forward(self.model, *args, **kwargs)
 
@@ -248,6 +250,15 @@ def _is_one_token(model: nn.Module, kwargs: dict[str, Any], cache: Any) -> bool:
     # Cropping may leave a negative length.
     is_within = 0 <= position < tokens
     return is_next and is_within and _sees_all(kwargs.get("attention_mask"), position, tokens)
+
+
+def _has_other_cache(kwargs: dict[str, Any], cache: Any) -> bool:
+    """Returns whether a call is for one token after a text, with a cache that is not static."""
+    from transformers import StaticCache
+
+    ids = kwargs.get("input_ids")
+    is_one = isinstance(ids, Tensor) and ids.shape == (1, 1) and cache is not None
+    return is_one and not isinstance(cache, StaticCache) and cache.get_seq_length() > 0
 
 
 def _is_plain_static(cache: Any) -> bool:

@@ -35,7 +35,7 @@ from chop.train.given.frames import (
     to_matrix,
 )
 from chop.train.given.label_columns import label_columns
-from chop.train.model_io import LABELS, POSITION
+from chop.train.model_io import LABELS, POSITION, TEST_ROWS
 from chop.train.user_code import read_items
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 Column = Tensor | list[Tensor]
 """Tensor (N, ...), or a list of N tensors of different lengths."""
+SEVERAL = " For a model with several inputs, pass ((a, b), y), with a tuple of the inputs."
 
 
 class NoLabelsError(ConfigError):
@@ -325,11 +326,17 @@ def _from_arrays(arrays: Sequence[Any]) -> dict[str, Column]:
     lengths = [len(array) for array in arrays]
     if len(arrays) < 2 or len(set(lengths)) > 1:
         kind = NoLabelsError if len(arrays) == 1 else ConfigError
+        is_list_of_inputs = len(arrays) == 2 and _are_inputs(arrays[0], lengths[1])
         raise kind(
             f"expected (X, y) of one length, inputs first and labels last, got {len(arrays)} "
-            f"of {lengths} rows."
+            f"of {lengths} rows.{TEST_ROWS * (len(arrays) == 4)}{SEVERAL * is_list_of_inputs}"
         )
     return {name: as_column(array) for name, array in _by_position(arrays).items()}
+
+
+def _are_inputs(given: Any, rows: int) -> bool:
+    """Returns true for a list of arrays that each have as many rows as there are labels."""
+    return isinstance(given, list) and all(np.shape(x)[:1] == (rows,) for x in given)
 
 
 def in_order(loader: DataLoader[Any]) -> Iterable[Any]:
