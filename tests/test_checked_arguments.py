@@ -95,6 +95,10 @@ CALLS = {
         "dummy_in: expected a table of names and values or None, got a Tensor of shape",
     ),
     "direction": (lambda: Goal("p", "min"), "Goal.direction: got 'min': did you mean 'minimize'"),
+    "table of options": (
+        lambda: SearchSpace({"heads": [2, 4]}),
+        r"got a table; pass \(Choice\('heads', \{'2': 2, '4': 4\}\),\)",
+    ),
     "bound": (lambda: Constraint("p", "4"), "Constraint.bound: expected float, got '4'"),
     "cost": (lambda: Choice("a", {"1": 1}, cost=3), "choice 'a': cost: expected a table of names"),
     "no settings": (

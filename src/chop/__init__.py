@@ -82,7 +82,7 @@ def __getattr__(name: str) -> Any:
         except ModuleNotFoundError as error:
             if error.name != f"chop.{name}":
                 raise
-    from chop.paths.elsewhere import advise
+    from chop.base.elsewhere import advise
 
     message = f"module 'chop' has no attribute '{name}'{advise(name)}"
     raise AttributeError(message, name=name, obj=sys.modules[__name__])

@@ -11,6 +11,7 @@ from transformers import StaticCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from chop import decode_natively
+from chop.base import notices
 from chop.captured.huggingface.cache_names import cache_name
 from chop.errors import ConfigError
 from chop.formats import QuantSpec, parse_format_string
@@ -110,6 +111,7 @@ def test_formats(name):
     torch.testing.assert_close(logits, expected, atol=2e-5, rtol=2e-5)
 
 
+@pytest.mark.filterwarnings("ignore:decode_natively")
 def test_the_model_runs_other_calls():
     model, plain = decoder(), decoder()
     decode_natively(model)
@@ -348,3 +350,10 @@ def test_moved_weights_stay_where_they_were_recorded():
         token._embed.to(torch.float32)
         torch.testing.assert_close(token.run(torch.tensor([[31]]), cache), expected[1:])
     assert freed
+
+
+def test_a_cache_that_is_not_static_is_warned_of(monkeypatch):
+    monkeypatch.setattr(notices, "_GIVEN", set())
+    model = decode_natively(decoder())
+    with pytest.warns(UserWarning, match="not static; pass cache_implementation='static'"):
+        model.generate(PROMPT, max_new_tokens=2, do_sample=False)

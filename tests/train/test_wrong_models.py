@@ -1,5 +1,6 @@
 """Models and labels that cannot be used are named by their cause."""
 
+import copy
 import threading
 from functools import partial
 
@@ -13,11 +14,13 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import chop
+from chop.actions.given_rows import with_label_column
 from chop.actions.sweep.settings import QuantizeSweepConfig
 from chop.base.notices import collected_assumptions
 from chop.errors import ChopError
 from chop.train import evaluate, find_task, fit, read_rows
 from chop.train.intervals import Score
+from chop.train.judge import Judge
 from chop.workloads.chance import check_scores
 from chop.workloads.workload import Workload
 
@@ -65,6 +68,11 @@ class Locked(Net):
 class Unsized(Dataset):
     def __getitem__(self, i):
         return X[i], Y[i]
+
+
+@torch.inference_mode()
+def _in_inference_mode():
+    return Net()
 
 
 def distance(predictions, labels):
@@ -144,6 +152,10 @@ CALLS = {
     "frame for a graph": (
         lambda: chop.MaseGraph(Net(), dummy_in={"x": X}).model(FRAME),
         r"got a DataFrame; pass torch.as_tensor\(x.to_numpy\(\), dtype=torch.float32\)",
+    ),
+    "inference tensors": (
+        lambda: fit(_in_inference_mode(), (X, Y)),
+        r"inference tensors, .* pass copy.deepcopy\(model\), made outside of it",
     ),
     "columns": (lambda: evaluate(Net(), COLUMNS), "pass a pandas frame, or .X, y. of arrays"),
     "from minus one": (
@@ -249,3 +261,25 @@ class Distance:
 )
 def test_the_direction_of_a_metric_follows_its_name_or_attribute(metric, is_higher):
     assert find_task("regression").with_metric(metric).metric.higher_is_better == is_higher
+
+
+def test_a_copy_of_inference_tensors_trains():
+    assert len(fit(copy.deepcopy(_in_inference_mode()), (X, Y), epochs=1)) == 1
+
+
+@pytest.mark.parametrize("name, way_out", [("fit", "train.fit"), ("load", "MaseGraph.from_chec")])
+def test_a_name_of_another_package_is_named(name, way_out):
+    with pytest.raises(AttributeError, match=f"no attribute '{name}'; use chop.{way_out}"):
+        getattr(chop, name)
+
+
+def test_a_list_of_label_columns_is_several_columns():
+    frame = FRAME.assign(rain=Y.numpy() % 2, snow=Y.numpy() // 2)
+    listed, joined = (with_label_column(frame, x) for x in (["rain", "snow"], "rain,snow"))
+    assert np.array_equal(listed[1], joined[1]) and listed[0].equals(joined[0])
+    assert listed[1].shape == (24, 2)
+
+
+def test_classes_in_place_of_hits_are_warned_of():
+    with pytest.warns(UserWarning, match="return predictions == labels instead"):
+        Judge.of(lambda model: model(X).argmax(1)).score(Net())

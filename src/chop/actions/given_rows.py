@@ -56,17 +56,17 @@ def joined_columns(names: Any) -> Any:
     return ",".join(names) if is_plain else names
 
 
-def with_label_column(data: Any, label: str | Sequence[str] | None) -> Any:
+def with_label_column(data: Any, columns: str | Sequence[str] | None) -> Any:
     """Renames the label column to `labels`; joins several columns of numbers to one.
 
     Args:
         data: frame, mapping of columns, or data set of `datasets`; or a mapping of these by split.
-        label: name of the column, or several, as a list or separated by commas; None changes
+        columns: name of the column, or several, as a list or separated by commas; None changes
             nothing.
     Raises:
         ConfigError: if there is no such column, or columns have no names.
     """
-    label = convert(joined_columns(label), str | None, "label_column")
+    label: str | None = convert(joined_columns(columns), str | None, "label_column")
     if label is None or data is None:
         return data
     if isinstance(data, str | PathLike):
@@ -91,8 +91,8 @@ def with_label_column(data: Any, label: str | Sequence[str] | None) -> Any:
     if is_frame(data):
         return data.drop(columns=others).rename(columns={label: LABELS})
     if isinstance(data, Mapping):
-        columns = {name: column for name, column in data.items() if name not in others}
-        return {LABELS if name == label else name: column for name, column in columns.items()}
+        table = {name: column for name, column in data.items() if name not in others}
+        return {LABELS if name == label else name: column for name, column in table.items()}
     data = data.remove_columns(others)
     return data if label == LABELS else data.rename_column(label, LABELS)
 

@@ -149,7 +149,7 @@ class _SingleCommand(TyperCommand):
             args: all words of the command line.
             extra: words that are neither options nor arguments. RUN may take the second file.
         """
-        options = [p for p in self.params if p.param_type_name == "option"]
+        options: list[Any] = [p for p in self.params if p.param_type_name == "option"]
         names = {n for p in options if not p.is_flag and not p.multiple for n in p.opts}
         for name, first, second in zip(args, args[1:], args[2:], strict=False):
             if name not in names or second.startswith("-") or not Path(second).exists():
@@ -233,7 +233,7 @@ def _built(command: Command, name: str, text: str) -> Any:
     for flag, annotation in COMMON.items():
         parameters.append(inspect.Parameter(flag, keyword, default=False, annotation=annotation))
     parameters.append(inspect.Parameter("help_all", keyword, default=False, annotation=HELP_ALL))
-    callback.__signature__ = inspect.Signature(parameters)
+    callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     single = typer.Typer(rich_markup_mode="rich", add_completion=False)
     # The help option is made once, with whichever context asks first.
     help_options = {"help_option_names": ["-h", "--help"]}

@@ -126,13 +126,11 @@ class Judge:
             raise wrong from None
         if scores.is_complex() or scores.dim() > 1 or not scores.numel():
             raise wrong
-        low, high = scores.min().item(), scores.max().item()
         is_whole = scores.dtype != torch.bool and not scores.is_floating_point()
-        if is_whole and scores.dim() and (low < 0 or high > 1):
+        if is_whole and scores.dim() and scores.double().max() > 1:
             warn_once(
-                f"{self.title}: returned whole numbers from {low} to {high}, whose mean counts; if "
-                "they are predicted classes, return predictions == labels instead.",
-                about=self.title,
+                f"{self.title}: returned whole numbers beyond 0 and 1, whose mean counts; if they "
+                "are predicted classes, return predictions == labels instead."
             )
         # Rows that are right or wrong stay bool, of which the mean is a share.
         rows = scores if scores.dtype == torch.bool else scores.double()

@@ -48,7 +48,7 @@ def own_splits():
 def load_subject_of(config, data):
     """What `load_workload` makes of a data set, with a model that is no matter."""
     with pytest.MonkeyPatch.context() as patch:
-        loaded = nn.Linear(4, 2), DatasetDict(data), TASKS["classification"], ()
+        loaded = nn.Linear(4, 2), DatasetDict(data), TASKS["classification"], (), ()
         patch.setattr("chop.workloads.load.load_checkpoint", lambda config: loaded)
         return load_workload(config)
 

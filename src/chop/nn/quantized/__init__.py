@@ -1,8 +1,5 @@
 """Quantized operators: one small class each, generic over number formats."""
 
-from importlib import import_module
-from typing import Any
-
 from chop.nn.quantized.attention import QuantScaledDotProductAttention
 from chop.nn.quantized.base import QuantizedOperator, leaf_operators
 from chop.nn.quantized.call import QuantCall, QuantContext, QuantInPlaceCall, QuantScores
@@ -72,10 +69,3 @@ __all__ = [
     "QuantizedOperator",
     "leaf_operators",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """Returns an operator bound to a format, such as `LinearInteger`, made on its first use."""
-    if name[:1].isupper():
-        return getattr(import_module(f"{__name__}.modules"), name)
-    raise AttributeError(f"module '{__name__}' has no attribute '{name}'", name=name)

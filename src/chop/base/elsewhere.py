@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+from chop.base.files.reading import read_text
+
 PARTNERS = {"load": "MaseGraph.from_checkpoint"}
 """Name that is looked for -> name of `chop` that does the same under another name."""
 
@@ -20,7 +22,7 @@ def advise(name: str) -> str:
     if name in PARTNERS:
         return f"; use chop.{PARTNERS[name]}"
     for file in sorted(Path(__file__).parents[1].glob("[!_]*/__init__.py")):
-        text = file.read_text(encoding="utf-8")
+        text = read_text(file, "source")
         if f'"{name}"' in text and name in _public_names(text):
             return f"; use chop.{file.parent.name}.{name}"
     return ""
