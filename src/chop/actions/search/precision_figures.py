@@ -44,11 +44,14 @@ def precision_figures(
         about_rows: number and kind of the rows that trials are evaluated on.
     """
     metric = problem.evaluator.task.metric
-    accuracy = _accuracy_figures(problem, result, begin, rows, title, about_rows)
+    # A function judges on rows of its own, once; a metric has search rows and test rows.
+    judges = problem.judge is not None
+    column, place = metric.name if judges else f"search {metric.name}", f" on {about_rows}"
+    heading = f"{title}: {metric.name}{'' if judges else place} against bits, every trial"
+    accuracy = _accuracy_figures(problem, result, begin, rows, column, heading)
     shares = (metric.name,) if metric.is_share else ()
     is_metric = select_objectives(result.goals)[0].name == metric.name
-    level = rows[0][metric.name if problem.judge is not None else f"search {metric.name}"]
-    levels = {"float": level} if is_metric else {}
+    levels = {"float": rows[0][column]} if is_metric else {}
     progress = search_figures(sampler, result, problem.space, title, shares, levels)
     return {**accuracy, **_format_figures(problem, result, begin, title), **progress}
 
@@ -58,26 +61,23 @@ def _accuracy_figures(
     result: Result,
     begin: Mapping[str, Config],
     rows: Sequence[Mapping[str, Any]],
+    column: str,
     title: str,
-    about_rows: str,
 ) -> dict[str, Writer]:
-    """Returns the figures of the metric against average bits."""
+    """Returns the figures of the metric, a column of the rows, against average bits."""
     metric = problem.evaluator.task.metric
-    where, place = "search ", f" on {about_rows}"
-    if problem.judge is not None:
-        where, place = "", ""
     uniform = [row for row in rows if row["formats"] in problem.options]
     ahead = [row for row in rows if row["formats"] in begin]
     searched = rows[1 + len(uniform) + len(ahead) :]
     best_label = "best trial" if len(searched) == 1 else "best trials"
     parts = {"the same everywhere": uniform, LABEL: ahead, best_label: searched}
     curves = [
-        Curve(label, [(row["bits"], row[f"{where}{metric.name}"]) for row in part])
+        Curve(label, [(row["bits"], row[column]) for row in part])
         for label, part in parts.items()
         if part
     ]
     best, name = searched[0], f"test {metric.name}"
-    if best.get(name) is not None:  # a function judges once, on rows of its own
+    if best.get(name) is not None:
         point = [(best["bits"], best[name])]
         curves.append(Curve(f"{best['formats']} on the test rows", point, best_label, dashed=True))
     trials = Trials(
@@ -88,9 +88,9 @@ def _accuracy_figures(
         metric.name,
         accuracy_charts,
         curves,
-        {"float": rows[0][f"{where}{metric.name}"]},
+        {"float": rows[0][column]},
         xlabel="bits per weight",
-        title=f"{title}: {metric.name}{place} against bits, every trial",
+        title=title,
         metric=metric,
         trials=trials,
     )
