@@ -64,7 +64,7 @@ def test_a_folder_of_ones_own_and_worker_processes(tmp_path):
 
 
 def test_errors_say_what_to_do(tmp_path):
-    with pytest.raises(ConfigError, match="batch_size: expected at least 1"):
+    with pytest.raises(ConfigError, match="batch_size: got 0, expected 1 or more"):
         MaseDataModule("toy", 0)
     with pytest.raises(ConfigError, match=r"call setup\(\) first"):
         MaseDataModule("toy", 4).train_dataloader()

@@ -109,7 +109,7 @@ def test_the_config_may_name_its_format_but_no_other():
     assert linear.LinearInteger(4, 2, True, "cpu", torch.bfloat16, keys).spec.data_in == Integer(
         8, 5
     )
-    with pytest.raises(TypeError, match="in_features"):
+    with pytest.raises(ConfigError, match="in_features"):
         linear.LinearMXInt(in_featrues=4, out_features=2)
     assert "weight=mxint(width=8)" in repr(linear.LinearMXInt(4, 2))
 

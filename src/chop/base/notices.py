@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
-from chop.errors import ConfigError, bounded, did_you_mean, in_callers_words
+from chop.errors import ConfigError, bounded, describe, did_you_mean, in_callers_words
 
 
 @dataclass(frozen=True)
@@ -154,6 +154,8 @@ def get_logger(name: str) -> logging.Logger:
     >>> get_logger("mine").name, get_logger("chop.passes").name
     ('chop.mine', 'chop.passes')
     """
+    if not isinstance(name, str):
+        raise ConfigError(f"name of a logger: expected a str, got {describe(name)}.")
     root = logging.getLogger(ROOT)
     if not root.handlers:
         root.addHandler(_handler())
@@ -172,7 +174,7 @@ def set_logging_verbosity(level: str | int = "info") -> None:
         ConfigError: if the level is unknown.
     """
     levels = {name.lower(): number for name, number in logging.getLevelNamesMapping().items()}
-    number = level if isinstance(level, int) else levels.get(level.lower())
+    number = level if isinstance(level, int) else levels.get(str(level).lower())
     if number is None:
         raise ConfigError(f"unknown logging level '{level}': {did_you_mean(level, levels)}")
     root_logger().setLevel(number)

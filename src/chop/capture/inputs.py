@@ -54,6 +54,8 @@ def check_parameters(
     Raises:
         ConfigError: if a name is not a parameter, or the names are a single text.
     """
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model: expected a module, got {describe(model)}.")
     if isinstance(names, str):
         raise ConfigError(
             f"expected a list of names of inputs, got {describe(names)}; pass [{names!r}]."

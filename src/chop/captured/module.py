@@ -117,16 +117,10 @@ class CapturedModule(fx.GraphModule):
             GuardError: the inputs violate a guard.
         """
         args, accepted = call_arguments(self.record, args, kwargs)
-        names = [*self.record.example_inputs, *self.record.optional_inputs]
-        twice = [name for name in names[: len(args)] if name in accepted]
-        if len(args) > len(names) or twice:
-            too = f" and {twice[0]} by name too" if twice else ""
-            raise GuardError(
-                f"the graph was captured with {', '.join(names)}, got {len(args)} by position{too}"
-            )
         self._check_inputs(args, accepted)
         if runs_modules:
             self._check_scopes()
+        names = [*self.record.example_inputs, *self.record.optional_inputs]
         return dict(zip(names, args, strict=False)) | accepted
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
@@ -184,7 +178,14 @@ class CapturedModule(fx.GraphModule):
     def _check_inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         record = self.record
         names = list(record.example_inputs)
-        given = dict(zip((*names, *record.optional_inputs), args, strict=False)) | {**kwargs}
+        every = [*names, *record.optional_inputs]
+        twice = [name for name in every[: len(args)] if name in kwargs]
+        if len(args) > len(every) or twice:
+            too = f" and {twice[0]} by name too" if twice else ""
+            raise GuardError(
+                f"the graph was captured with {', '.join(every)}, got {len(args)} by position{too}"
+            )
+        given = dict(zip(every, args, strict=False)) | {**kwargs}
         missing = [name for name in names if name not in given]
         if missing:
             raise GuardError(

@@ -35,14 +35,15 @@ def with_checked_arguments(function: Callable[P, T]) -> Callable[P, T]:
     parameters, hints = inspect.signature(function).parameters, cache(partial(_hints, function))
     kinds = [each.kind for each in parameters.values()]
     takes_any = inspect.Parameter.VAR_KEYWORD in kinds
-    names = list(parameters)
-    placed = [name for name, kind in zip(names, kinds, strict=True) if kind in BY_PLACE]
+    names = [name for name in parameters if name not in ("self", "cls")]
+    called = function.__qualname__.rpartition("<locals>.")[2].removesuffix(".__init__")
+    placed = [name for name, kind in zip(parameters, kinds, strict=True) if kind in BY_PLACE]
 
     @functools.wraps(function)
     def checked(*args: P.args, **named: P.kwargs) -> T:
         known = hints()
         for name in () if takes_any else named:
-            check_known(name, names, f"{function.__name__}: unknown argument")
+            check_known(name, names, f"{called}: unknown argument")
 
         def check(name: str, value: Any) -> Any:
             if name not in known or type(value) in known[name].exact:

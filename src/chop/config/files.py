@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from chop.base.files.documents import read_toml
-from chop.errors import ConfigError
+from chop.errors import ConfigError, describe
 
 NA = "NA"
 """Value that stands for None in TOML files of MASE."""
@@ -21,6 +21,8 @@ def load_toml(path: str | Path) -> dict[str, Any]:
     Raises:
         ConfigError: if the file is missing or is not TOML; the message has the line.
     """
+    if not isinstance(path, str | Path):
+        raise ConfigError(f"config file: expected a str or Path, got {describe(path)}.")
     try:
         return read_toml(path, "settings")
     except FileNotFoundError:

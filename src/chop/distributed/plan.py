@@ -43,6 +43,9 @@ class ShardingPlan:
     reads: Mapping[str, Mapping[str, Placements]] = field(default_factory=dict)
     name: str = ""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mesh", parse_mesh(self.mesh))
+
     @property
     def processes(self) -> int:
         """Number of processes."""

@@ -71,7 +71,7 @@ class NumberFormat(Quantizer):
         if "bits" in vars(cls):
             cls.bits = counting(vars(cls)["bits"])  # type: ignore[method-assign]
         for name in (cls.name, *cls.aliases) if "name" in vars(cls) else ():
-            if not name.isidentifier():
+            if not isinstance(name, str) or not name.isidentifier():
                 raise ConfigError(
                     f"number format {cls.__name__}: expected a name of letters, digits and "
                     f"underscores, because a format is written as name:key=value, got "
@@ -126,7 +126,7 @@ class NumberFormat(Quantizer):
     def _layout(self) -> Layout:
         layout = self.layout()
         if layout is None:
-            raise NotImplementedError(
+            raise ConfigError(
                 f"number format {type(self).__name__}: expected a `layout` method that returns a "
                 "Layout, or its own `round`, `bits`, `encode`, `decode` and `saturates`."
             )

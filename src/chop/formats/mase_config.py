@@ -117,8 +117,10 @@ def _prefixed(fields: Collection[str]) -> frozenset[str]:
 
 @cache
 def _hints(kind: type[NumberFormat]) -> dict[str, Any]:
+    if not dataclasses.is_dataclass(kind):  # a class that `get_format` refuses
+        return {}
     hints = typing.get_type_hints(kind)
-    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
 def _exact(value: Any, hint: Any) -> Any:

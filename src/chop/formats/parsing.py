@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from functools import lru_cache
+from string import digits
 from typing import Any
 
 from chop.base.files.documents import parse_json
@@ -36,7 +37,7 @@ def get_format(name: str | None) -> type[NumberFormat]:
                 "it, or pass a text such as 'mxint:width=4' or '8.auto' to "
                 "chop.formats.parse_format_string."
             )
-        near = did_you_mean(name, REGISTRY)
+        near = did_you_mean(name.rstrip(digits) or name, REGISTRY)  # int8: integer, not mxint
         own = (
             ""
             if near.startswith("did")

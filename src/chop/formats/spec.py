@@ -54,7 +54,7 @@ class QuantSpec:
     @classmethod
     def parse(
         cls,
-        settings: Mapping[str, Any] | QuantSpec,
+        settings: Mapping[str, Any] | QuantSpec | NumberFormat,
         operands: Sequence[str] = INPUT_OPERANDS,
         fallback: Mapping[str, str] | None = None,
         where: str = "config",
@@ -81,7 +81,7 @@ class QuantSpec:
         `"bypass": True` leaves the operator in float; `"gradient"` sets the attribute of that name.
 
         Args:
-            settings: the mapping; it is not changed.
+            settings: the mapping, which is not changed, a spec, or one format for all operands.
             operands: operands of the operator. The flat form must cover each of them except
                 `data_out`. Keys of other operands are ignored, so that one mapping can serve many
                 operators.
@@ -92,8 +92,9 @@ class QuantSpec:
             ConfigError: if a format or key is unknown or missing, or a type or range is wrong.
             NotBuiltError: if the mapping names a format of MASE that chop lacks.
         """
-        if isinstance(settings, QuantSpec):
-            return settings.only(operands)
+        if isinstance(settings, QuantSpec | NumberFormat):
+            spec = cls.uniform(settings) if isinstance(settings, NumberFormat) else settings
+            return spec.only(operands)
         if not isinstance(settings, Mapping):
             raise ConfigError(f"{where}: expected a mapping, got {describe(settings)}.")
         settings = read_config(settings, where)
@@ -272,6 +273,11 @@ def _sort_keys(settings: Mapping[str, Any], where: str) -> _Keys:
             field_name = kind.module_keys[key]
             keys.module_wide.update({field_name: value} if given and field_name else {})
         elif key not in MODULE_WIDE:
+            if "name" not in settings and not settings.keys() & set(OPERANDS):
+                raise ConfigError(
+                    f"{where}: '{key}' has no number format: expected the key 'name', such as "
+                    "'name': 'integer'."
+                )
             known = [*MODULE_WIDE, *OPERANDS, *kind.module_keys, *fields, *flat_keys]
             raise ConfigError(f"{where}: unknown key '{key}': {did_you_mean(key, known)}")
     return keys

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, fx
 
 from chop.captured.specs import TensorSpec
+from chop.config import with_checked_arguments
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
 from chop.ir.settled import refuse_nested, settled_copy
@@ -15,6 +16,7 @@ SEED = 0
 """Seed of the lowering inputs. Only their sizes and types matter."""
 
 
+@with_checked_arguments
 def integer_form(mg: MaseGraph) -> MaseGraph:
     """Returns an integer graph: the graph itself, or the lowered copy of a quantized graph.
 

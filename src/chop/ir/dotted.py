@@ -5,9 +5,16 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from torch import nn
+
+from chop.config import with_checked_arguments
 from chop.errors import ConfigError, did_you_mean
 
+MISSING = object()
+"""Value of an attribute that does not exist."""
 
+
+@with_checked_arguments
 def deepgetattr(obj: Any, attr: str, default: Any = None) -> Any:
     """Returns the attribute at a dotted path, or `default` if the path ends early.
 
@@ -21,6 +28,7 @@ def deepgetattr(obj: Any, attr: str, default: Any = None) -> Any:
         return default
 
 
+@with_checked_arguments
 def deepsetattr(obj: Any, attr: str, value: Any) -> None:
     """Sets the attribute at a dotted path, for instance to replace a layer of a model.
 
@@ -31,15 +39,20 @@ def deepsetattr(obj: Any, attr: str, value: Any) -> None:
     Raises:
         ConfigError: if the path does not exist. The message suggests the nearest name.
     """
-    *path, last = attr.split(".")
+    path = attr.split(".")
+    holder = obj
     for depth, name in enumerate(path):
-        if not hasattr(obj, name):
-            where = ".".join(path[:depth]) or type(obj).__name__
-            raise ConfigError(f"'{where}' has no '{name}': {did_you_mean(name, _names(obj))}")
-        obj = getattr(obj, name)
-    setattr(obj, last, value)
+        holder, obj = obj, getattr(obj, name, MISSING)
+        if obj is MISSING:
+            where = ".".join(path[:depth]) or type(holder).__name__
+            raise ConfigError(f"'{where}' has no '{name}': {did_you_mean(name, _names(holder))}")
+    try:
+        setattr(holder, path[-1], value)
+    except TypeError as error:
+        raise ConfigError(f"'{attr}': {error}.") from None
 
 
 def _names(obj: Any) -> list[str]:
-    children = getattr(obj, "named_children", None)
-    return [name for name, _ in children()] if children else list(vars(obj))
+    if isinstance(obj, nn.Module):
+        return [name for name, _ in (*obj.named_children(), *obj.named_parameters(recurse=False))]
+    return list(vars(obj))

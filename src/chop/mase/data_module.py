@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from chop.config import Range, with_checked_arguments
 from chop.data import (
     TEXT_DATASETS,
     DatasetInfo,
@@ -24,6 +25,7 @@ from chop.data import (
 )
 from chop.data.builtin_names import PREFIX
 from chop.data.load import builtin_dataset
+from chop.data.tokenizer import get_tokenizer as find_tokenizer
 from chop.errors import ConfigError
 from chop.models import find_model_info, get_tokenizer
 from chop.train.model_io import LABELS
@@ -50,7 +52,7 @@ class MaseDataModule:
         batch_size: rows of a batch.
         num_workers: processes that read rows; 0 reads in this one.
         max_token_len: maximum number of tokens per text; by default the model's limit.
-        tokenizer: tokenizer of texts; by default that of `model_name`.
+        tokenizer: tokenizer of texts, or its name; by default that of `model_name`.
         model_name: model for the data, which determines tokenizer and image size.
         load_from_cache_file: ignored; the cache is keyed by content.
         limit: maximum number of rows of each split, drawn with a fixed seed.
@@ -58,23 +60,22 @@ class MaseDataModule:
     Attributes: `train_dataset`, `val_dataset` and `test_dataset`, after `setup`.
 
     Raises:
-        ConfigError: if the batch size is below one.
+        ConfigError: if an argument has the wrong type or range.
     """
 
+    @with_checked_arguments
     def __init__(
         self,
         name: str,
-        batch_size: int,
-        num_workers: int = 0,
+        batch_size: Annotated[int, Range(1)],
+        num_workers: Annotated[int, Range(0)] = 0,
         max_token_len: int | None = None,
-        tokenizer: PreTrainedTokenizerBase | None = None,
+        tokenizer: PreTrainedTokenizerBase | str | None = None,
         model_name: str | None = None,
         load_from_cache_file: bool = True,
         *,
         limit: int | None = None,
     ) -> None:
-        if batch_size < 1:
-            raise ConfigError(f"batch_size: expected at least 1, got {batch_size}.")
         self.name, self.batch_size, self.num_workers = name, batch_size, num_workers
         self.max_token_len, self.model_name, self.limit = max_token_len, model_name, limit
         self._tokenizer = tokenizer
@@ -118,7 +119,7 @@ class MaseDataModule:
             ConfigError: if neither a tokenizer nor a model was given.
         """
         if self._tokenizer is not None:
-            return self._tokenizer
+            return find_tokenizer(self._tokenizer)
         name = self.model_name or self._own_tokenizer()
         if name is None:
             raise ConfigError(

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import torch
 from torch import nn
 
-from chop.errors import check_known
+from chop.config import Range, with_checked_arguments
+from chop.errors import ConfigError, check_known, describe
+from chop.models import ModelInfo
+from chop.train.device import usable_device
 from chop.train.model_io import LABELS
 from chop.train.rows import tokens_as_labels
-
-if TYPE_CHECKING:
-    from chop.models import ModelInfo
 
 LOADERS = ("train", "val", "test")
 CLASSIFICATION = ("cls", "classification", "text-classification", "image-classification")
@@ -54,14 +54,20 @@ class InputGenerator:
         ConfigError: if the loader or task is unknown.
     """
 
+    @with_checked_arguments
     def __init__(
         self,
         model_info: ModelInfo,
         data_module: DataModule,
         task: str,
         which_dataloader: str,
-        max_batches: int | None = None,
+        max_batches: Annotated[int, Range(1)] | None = None,
     ) -> None:
+        if not hasattr(data_module, "train_dataloader"):
+            raise ConfigError(
+                f"data_module: expected a MaseDataModule, or an object with train_dataloader(), "
+                f"val_dataloader() and test_dataloader(), got {describe(data_module)}."
+            )
         _check("which_dataloader", which_dataloader, LOADERS)
         _check("task", task, (*LANGUAGE_MODELING, *CLASSIFICATION))
         self.model_info, self.task, self.max_batches = model_info, task, max_batches
@@ -91,17 +97,24 @@ class InputGenerator:
         return {**batch, LABELS: tokens_as_labels(batch, batch["input_ids"])}
 
 
+@with_checked_arguments
 def get_dummy_input(
     model_info: ModelInfo,
     data_module: DataModule,
     task: str,
     device: str | torch.device = "cpu",
 ) -> dict[str, Any]:
-    """Returns one training batch as model inputs, on `device`."""
+    """Returns one training batch as model inputs, on `device`.
+
+    Raises:
+        ConfigError: if the task is unknown, or the device does not exist.
+    """
     batch = next(InputGenerator(model_info, data_module, task, "train"))
-    return {name: value.to(device) for name, value in batch.items()}
+    usable = device if str(device) == "meta" else usable_device(device)
+    return {name: value.to(usable) for name, value in batch.items()}
 
 
+@with_checked_arguments
 def get_cf_args(model_info: ModelInfo, task: str, model: nn.Module) -> dict[str, Any]:
     """Returns arguments of `forward` to fix at capture: `MaseGraph(model, cf_args=...)`.
 
@@ -114,9 +127,11 @@ def get_cf_args(model_info: ModelInfo, task: str, model: nn.Module) -> dict[str,
         `labels`; for others an empty mapping.
 
     Raises:
-        ConfigError: if the task is unknown.
+        ConfigError: if the task is unknown, or `model` is no module.
     """
     _check("task", task, (*LANGUAGE_MODELING, *CLASSIFICATION))
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model: expected a module, got {describe(model)}.")
     if not model_info.is_nlp_model:
         return {}
     empty = inspect.Parameter.empty

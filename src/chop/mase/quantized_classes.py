@@ -91,7 +91,12 @@ class BoundOperator(QuantizedOperator, metaclass=_BoundClass):
     unbound: ClassVar[type[QuantizedOperator]]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        given = inspect.signature(type(self)).bind(*args, **kwargs).arguments
+        try:
+            given = inspect.signature(type(self)).bind(*args, **kwargs).arguments
+        except TypeError as error:
+            raise ConfigError(
+                f"{type(self).__name__}: {error}; pass the arguments of the layer, then config=."
+            ) from None
         super().__init__(**{**given, "config": self._complete(given.get("config"))})
 
     @classmethod

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from chop.config import convert
 from chop.errors import ConfigError
 from chop.formats import (
     MXFP,
@@ -179,7 +180,11 @@ def ternary_quantizer(
     The default threshold is 0.7 of the tensor's mean magnitude.
     """
     given = {"threshold": threshold, "mean": mean, "max": maximum, "median": median}
-    known = ((name, float(value)) for name, value in given.items() if value is not None)
+    known = (
+        (name, float(convert(value, float, f"ternary.{name}")))
+        for name, value in given.items()
+        if value is not None
+    )
     first: dict[str, Any] = dict(itertools.islice(known, 1))
     return Ternary(scaling_factor=scaling_factor, **first)(x)
 

@@ -13,7 +13,14 @@ from torch import Tensor, nn
 
 from chop.base.files import is_readable_file
 from chop.distributed.weight_files import INDEX, Stored, read_slices, stored_tensors
-from chop.errors import CheckpointError, ConfigError, check_known, enumerate_names, first_line
+from chop.errors import (
+    CheckpointError,
+    ConfigError,
+    check_known,
+    describe,
+    enumerate_names,
+    first_line,
+)
 from chop.ir.graph import MaseGraph
 from chop.ir.storage.torch_file import read_torch_file
 
@@ -67,6 +74,8 @@ def load_weights(model: nn.Module, path: str | Path, prefix: str = "") -> nn.Mod
         CheckpointError: if the file is missing or broken, would run code, or does not fit the
             model.
     """
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model: expected a module, got {describe(model)}.")
     own = model.state_dict()
     state = {name.removeprefix(prefix): x for name, x in _read_state(Path(path)).items()}
     before = _get_prefix(own, state)

@@ -8,8 +8,10 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Protocol, TypeVar, cast
 
+from torch import nn
+
 from chop.base.plugins import Registry
-from chop.config import ignoring, parse, without_na
+from chop.config import convert, ignoring, parse, without_na
 from chop.errors import ConfigError, GraphError, describe, did_you_mean
 from chop.ir.graph import MaseGraph, Provenance
 from chop.ir.verify import verify
@@ -97,6 +99,9 @@ def graph_pass(
     if not callable(config) or getattr(config, "__name__", "").endswith(ENDINGS):
         raise ConfigError(f"{USAGE}, got {getattr(config, '__name__', config)!r} as config.")
 
+    if isinstance(requires, str):
+        raise ConfigError(f"{USAGE}; requires: expected a list of names, got {requires!r}.")
+
     def decorate(function: Callable[[MaseGraph, C], dict[str, Any]]) -> GraphPass:
         name = function.__name__
         if not name.endswith(ENDINGS):
@@ -110,7 +115,10 @@ def graph_pass(
             graph: MaseGraph | None = None,
             inplace: bool = False,
         ) -> tuple[MaseGraph, dict[str, Any]]:
+            if mg is not None and graph is not None and mg is not graph:
+                raise GraphError(f"{name}: mg and graph are two names of one argument; drop one.")
             given = graph if mg is None else mg
+            convert(inplace, bool, f"{name}: inplace")
             _check_names(name, requires)
             check_graph(name, given, [needed for needed in requires if not _is_analysis(needed)])
             assert given is not None
@@ -179,7 +187,10 @@ USAGE = "expected @graph_pass(config=SomeDataclass) above a function (mg, config
 def check_graph(name: str, mg: object, requires: Iterable[str] = ()) -> None:
     """Raises GraphError unless `mg` is a graph on which the passes `requires` have run."""
     if not isinstance(mg, MaseGraph):
-        raise GraphError(f"{name}: expected a MaseGraph, got {type(mg).__name__}.")
+        advice = "; capture it: MaseGraph(model)" if isinstance(mg, nn.Module) else ""
+        if isinstance(mg, tuple):
+            advice = "; unpack what a pass returns: mg, info = ..."
+        raise GraphError(f"{name}: expected a MaseGraph, got {type(mg).__name__}{advice}.")
     done = {step.name for step in mg.provenance}
     for needed in requires:
         if needed not in done and not (needed == QUANTIZES and _is_quantized(mg)):

@@ -52,7 +52,8 @@ class AutoPipeline:
             ConfigError: if a name does not belong to this pipeline.
         """
         settings = dict(convert(pass_args, Mapping[str, Any] | None, "pass_args") or {})
-        skipped = {getattr(step, "__name__", str(step)) for step in skip_passes}
+        steps = [skip_passes] if isinstance(skip_passes, str) else skip_passes
+        skipped = {getattr(step, "__name__", str(step)) for step in steps}
         known = [stage.name for stage in self.stages]
         for name in (*settings, *sorted(skipped)):
             check_known(name, known, f"{type(self).__name__}: it has no pass")

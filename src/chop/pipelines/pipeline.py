@@ -40,6 +40,10 @@ class Pipeline:
     """
 
     def __init__(self, stages: Iterable[Pass | tuple[Pass, Any] | Stage]) -> None:
+        if isinstance(stages, str):
+            raise ConfigError(
+                f"stages: expected a list of passes, got one text; pass [{stages!r}]."
+            )
         self.stages = tuple(Stage.of(step) for step in stages)
 
     @classmethod

@@ -45,12 +45,13 @@ def gather_score_inputs(
     needs = SCORES[method].needs
     if needs in (None, "units"):
         return score_inputs
+    given = () if batches is None else batches
     with preserve_state(mg.model):
         mg.model.eval()
         if needs == "gradients":
-            _gather_saliency(mg, users, score_inputs, batches or ())
+            _gather_saliency(mg, users, score_inputs, given)
         else:
-            _gather_input_norms(mg, users, score_inputs, batches or ())
+            _gather_input_norms(mg, users, score_inputs, given)
     return score_inputs
 
 

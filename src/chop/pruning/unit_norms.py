@@ -45,7 +45,7 @@ def gather_unit_norms(
     for total, (trace, _) in zip(totals, units, strict=True):
         for source, place in trace.readers:
             readings[source].append((total, place.dim))
-    given = list(select_inputs(mg, batches or (), WHERE))
+    given = list(select_inputs(mg, () if batches is None else batches, WHERE))
 
     def visit(number: int, node: fx.Node, values: Mapping[fx.Node, Any], result: Any) -> None:
         for total, dim in readings.get(node, ()):

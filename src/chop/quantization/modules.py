@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from torch import nn
 
@@ -17,7 +16,7 @@ from chop.ir.ops import Operator, get_class_row
 from chop.nn.quantized import QuantizedOperator
 from chop.nn.quantized.computed import warn_about_plain_weights, why_computed
 from chop.private.modules import own_children
-from chop.quantization.selection import QuantizeConfig, check_its_class
+from chop.quantization.selection import QuantizeConfig, Settings, check_its_class
 
 
 def quantize_modules(network: nn.Module, config: QuantizeConfig) -> tuple[nn.Module, int]:
@@ -80,9 +79,7 @@ def _quantizable(module: nn.Module, path: str) -> Iterator[tuple[str, Operator, 
                 yield from _quantizable(child, f"{path}.{name}" if path else name)
 
 
-def _twin(
-    row: Operator, module: nn.Module, settings: Mapping[str, Any] | QuantSpec, where: str
-) -> QuantizedOperator:
+def _twin(row: Operator, module: nn.Module, settings: Settings, where: str) -> QuantizedOperator:
     assert row.quantized is not None
     spec = QuantSpec.parse(settings, row.quantized.present_operands(module), where=where)
     if isinstance(module, QuantizedOperator):

@@ -13,7 +13,7 @@ from chop.base.notices import warn_once
 from chop.captured.overrides import why_not_its_class
 from chop.config import convert, ignoring, without_na
 from chop.errors import ConfigError, describe, did_you_mean
-from chop.formats import QuantSpec, parse_format_string
+from chop.formats import NumberFormat, QuantSpec, parse_format_string
 from chop.formats.recipe import PREFIX, Recipe, check_pattern, match_paths, nearest
 from chop.ir.graph import MaseGraph, node_metadata
 from chop.ir.nodes import list_names
@@ -22,7 +22,7 @@ from chop.nn.quantized import QuantCall, QuantizedOperator
 from chop.quantization.masked_nodes import mask_arithmetic
 
 By = Literal["type", "name", "regex_name"]
-Settings = Mapping[str, Any] | QuantSpec
+Settings = Mapping[str, Any] | QuantSpec | NumberFormat
 RECIPE = ("overrides", "skip")
 T = TypeVar("T")
 
@@ -34,7 +34,8 @@ class QuantizeConfig:
     Attributes:
         by: kind of the keys of `rules`: operators; names of nodes or patterns of module paths (see
             `chop.formats.recipe`); or regular expressions that match a whole name or path.
-        rules: formats by key: a `QuantSpec`, or a mapping that describes one.
+        rules: formats by key: a `QuantSpec`, a mapping that describes one, or one format for all
+            operands.
         default: formats of quantizable operators without a rule; None skips them.
         recipe: `overrides`, weight formats by pattern for operators that the rules choose, or for
             any without rules; and `skip`, patterns of skipped modules.
@@ -68,6 +69,8 @@ class QuantizeConfig:
         own = {key: entry for key, entry in recipe_entries.items() if not _is_rule(entry)}
         recipe = Recipe.read(own.get("overrides"), own.get("skip"), where)
         entries = {key: entry for key, entry in settings.items() if key not in ("by", *own)}
+        if entries.get("default", {}) is None:  # as without it
+            del entries["default"]
         rules = {key: _get_config(key, entry, where) for key, entry in entries.items()}
         default = rules.pop("default", None)
         _check_patterns(rules, by, where)
@@ -245,7 +248,9 @@ def _is_rule(entry: Any) -> bool:
 def _get_config(key: str, entry: Any, where: str) -> Settings:
     if _is_rule(entry):
         entry = entry["config"]
-        if isinstance(entry, Mapping | QuantSpec):
+        if isinstance(entry, str):
+            entry = parse_format_string(entry)
+        if isinstance(entry, Mapping | QuantSpec | NumberFormat):
             return entry
     raise ConfigError(f"{where}['{key}']: expected {{'config': {{...}}}}, got {describe(entry)}.")
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from torch import Tensor
+
 from chop.config import check_fields
 from chop.errors import ChopError, ConfigError, check_known, describe, did_you_mean
 from chop.search.space import Config
@@ -159,10 +161,7 @@ def check_values(values: Mapping[str, float], goals: Goals) -> dict[str, float]:
         raise ConfigError(
             f"the measure returned {describe(values)}, expected a mapping of names to numbers."
         )
-    try:
-        numbers = {name: float(value) for name, value in values.items()}
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ConfigError(f"the measure returned {dict(values)}, expected numbers.") from error
+    numbers = {name: _to_number(name, value) for name, value in values.items()}
     for goal in goals:
         if goal.name not in numbers:
             nearest = did_you_mean(goal.name, numbers)
@@ -174,3 +173,18 @@ def check_values(values: Mapping[str, float], goals: Goals) -> dict[str, float]:
                 f"the measure returned {numbers[goal.name]} for '{goal.name}', to {goal.direction}."
             )
     return numbers
+
+
+def _to_number(name: object, value: Any) -> float:
+    """Returns a measured number as a float; arrays and tensors have one element."""
+    if isinstance(value, str | bytes | bytearray):
+        raise ConfigError(
+            f"the measure returned the text {describe(value)} for '{name}', expected a number; "
+            "a configuration has texts, whose values space.values(config) returns."
+        )
+    try:
+        return float(value.detach() if isinstance(value, Tensor) else value)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise ConfigError(
+            f"the measure returned {describe(value)} for '{name}', expected a number."
+        ) from error

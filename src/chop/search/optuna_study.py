@@ -25,6 +25,7 @@ import optuna
 from optuna.storages import InMemoryStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
+from chop.errors import ChopError, ConfigError, describe, first_line
 from chop.search.ledger import RUNNING, Row
 from chop.search.objective import Goals, select_objectives
 from chop.search.space import Config, ParamEncoding, SearchSpace
@@ -110,7 +111,17 @@ class InMemoryStudy:
         """Returns a new trial for a configuration, or for one chosen by the sampler."""
         if config is not None:
             self.study.enqueue_trial(self.space.to_params(config, self.encoding))
-        return self.study.ask(self.distributions)
+        try:
+            return self.study.ask(self.distributions)
+        except ChopError:
+            raise
+        except (ValueError, TypeError, KeyError) as error:
+            name = type(self.study.sampler).__name__
+            options = {choice.name: list(choice.texts) for choice in self.space.choices}
+            raise ConfigError(
+                f"sampler {name}: {first_line(error).rstrip('.')}; its parameters here are the "
+                f"texts of the options: {describe(options)}."
+            ) from error
 
     def restore(self, trial: Trial, row: Row) -> None:
         """Restores the sampler's attributes of a trial whose row another worker started.

@@ -124,6 +124,11 @@ def sampler_row(sampler: str | BaseSampler) -> SamplerRow:
         import optuna
 
         _check_kind("sampler", sampler, optuna.samplers.BaseSampler)
+        if isinstance(sampler, optuna.samplers.GridSampler | optuna.samplers.BruteForceSampler):
+            raise ConfigError(
+                f"sampler: Optuna's {type(sampler).__name__} stops studies itself; use "
+                "sampler='grid', which proposes each configuration once."
+            )
         return SamplerRow(lambda space, seed: sampler)
     if sampler not in SAMPLERS:
         raise ConfigError(f"sampler '{sampler}': {did_you_mean(sampler, SAMPLERS)}")

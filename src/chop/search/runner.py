@@ -8,9 +8,9 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol
 
-from chop.config import convert
+from chop.config import Range, convert
 from chop.errors import ChopError
 from chop.search.artifacts import Artifacts
 from chop.search.ledger import RUNNING, WAITING, Ledger, Row
@@ -241,11 +241,15 @@ class Runner:
             raise
 
     def _measure(self, row: Row, trial: Trial) -> None:
+        from optuna import TrialPruned
+
         begin = time.monotonic()
         try:
-            measured = self.search.measure(row.record.config, self._reporter(row, trial))
+            # A copy, so that the measure cannot change the recorded configuration.
+            config = dict(row.record.config)
+            measured = self.search.measure(config, self._reporter(row, trial))
             outcome = _Outcome("measured", "COMPLETE", check_values(measured, self.search.goals))
-        except Pruned as pruned:
+        except (Pruned, TrialPruned) as pruned:
             outcome = _Outcome("pruned", "PRUNED", note=str(pruned))
         except self._caught as error:
             outcome = _failed(error)
@@ -268,7 +272,8 @@ class Runner:
         is_pruned = not isinstance(self.search.pruner, NopPruner)
 
         def report(step: int, value: float) -> None:
-            step, value = convert(step, int, "report: step"), convert(value, float, "report: value")
+            step = convert(step, Annotated[int, Range(0)], "report: step")
+            value = convert(value, float, "report: value")
             if not is_single:  # pruners compare a single number
                 return
             trial.report(value, step)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import itertools
 import json
 import math
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from chop.base.notices import warn_once
 from chop.config import convert
-from chop.errors import ConfigError, describe, did_you_mean
+from chop.errors import ConfigError, check_known, describe, did_you_mean
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -56,6 +57,7 @@ class Choice:
             raise ConfigError(f"name of a choice: expected a str, got {describe(self.name)}.")
         if not isinstance(self.options, Mapping) or not self.options:
             given = "none" if isinstance(self.options, Mapping) else describe(self.options)
+            given += _as_choices({self.name: self.options}, "write {}")
             raise ConfigError(f"choice '{self.name}': expected options by text, got {given}.")
         wrong = [text for text in self.options if not isinstance(text, str)]
         if wrong:
@@ -87,6 +89,24 @@ class Choice:
         return tuple(self.options)
 
 
+def check_takes(function: Any, count: int, expected: str) -> None:
+    """Raises ConfigError unless a function takes `count` arguments.
+
+    Args:
+        function: the function; one without a signature is accepted.
+        count: number of arguments.
+        expected: start of the message.
+    """
+    if not callable(function):
+        raise ConfigError(f"{expected}, got {describe(function)}.")
+    try:
+        inspect.signature(function).bind(*[None] * count)
+    except TypeError as error:
+        raise ConfigError(f"{expected}: {error}.") from None
+    except ValueError:  # some of those written in C have no signature
+        return
+
+
 def _always_feasible(values: Mapping[str, Any]) -> str | None:
     """Default rule: all combinations are feasible."""
     return None
@@ -102,15 +122,15 @@ def as_it_is(config: Config) -> Config:
     return config
 
 
-def _as_choices(table: Mapping[Any, Any]) -> str:
+def _as_choices(table: Mapping[Any, Any], advice: str = "pass ({},)") -> str:
     """Returns advice to write lists of options by name as choices.
 
     >>> _as_choices({"heads": [2, 4]})
     "; pass (Choice('heads', {'2': 2, '4': 4}),)"
     """
-    lists = {name: each for name, each in table.items() if isinstance(each, list | tuple)}
-    written = [f"Choice({name!r}, { {str(x): x for x in each}!r})," for name, each in lists.items()]
-    return f"; pass ({' '.join(written)})" if lists else ""
+    lists = {name: each for name, each in table.items() if isinstance(each, list | tuple | range)}
+    written = [f"Choice({name!r}, { {str(x): x for x in each}!r})" for name, each in lists.items()]
+    return f"; {advice.format(', '.join(written))}" if lists else ""
 
 
 # Compared by identity, because rules are functions; caches of codings depend on it.
@@ -120,8 +140,8 @@ class SearchSpace:
 
     Attributes:
         choices: at least one choice, in the order of listing, sampling and printing.
-        infeasible: values by choice -> reason that excludes the combination, or None. Default: all
-            combinations are feasible.
+        infeasible: values by choice -> reason that excludes the combination, or None. True excludes
+            it without a reason. Default: all combinations are feasible.
         canonical: configuration -> representative of all equivalent ones, which share its key and
             are measured once. Default: the configuration itself.
         active: values by choice -> names of the active choices (conditional space). Inactive
@@ -152,6 +172,9 @@ class SearchSpace:
                 f"choices: expected a tuple of choices, got {got}{_as_choices(table)}."
             )
         object.__setattr__(self, "choices", given)
+        for name in ("infeasible", "canonical", "active"):
+            one = "a configuration" if name == "canonical" else "the values by choice"
+            check_takes(getattr(self, name), 1, f"{name}: expected a function of {one}")
         names = [choice.name for choice in self.choices]
         twice = next((name for name in names if names.count(name) > 1), None)
         if not names:
@@ -179,7 +202,7 @@ class SearchSpace:
             options = self.by_name[name].options
             if text not in options:
                 nearest = did_you_mean(text, options)
-                raise ConfigError(f"choice '{name}': unknown option '{text}': {nearest}")
+                raise ConfigError(f"choice '{name}': unknown option {describe(text)}: {nearest}")
         missing = next((name for name in self.by_name if name not in config), None)
         if missing is not None:
             raise ConfigError(f"choice '{missing}' is missing.")
@@ -191,7 +214,14 @@ class SearchSpace:
 
     def why_infeasible(self, config: Config) -> str | None:
         """Returns the reason that excludes a configuration, or None for a feasible one."""
-        return self.infeasible(self.values(config))
+        reason = self.infeasible(self.values(config))
+        if isinstance(reason, bool):
+            return "excluded by the rule `infeasible`" if reason else None
+        if reason is not None and not isinstance(reason, str):
+            raise ConfigError(
+                f"infeasible: expected the reason as a str, or None, got {describe(reason)}."
+            )
+        return reason
 
     def is_feasible(self, config: Config) -> bool:
         """Returns whether no rule excludes the configuration."""
@@ -206,16 +236,26 @@ class SearchSpace:
     def folded(self, config: Config) -> Config:
         """Returns the representative of all equivalent configurations."""
         config = self.canonical(config)
+        if self.canonical is not as_it_is:
+            self.check(config)
         if self.active is all_active:
             return config
         while True:  # folding a choice may change which other choices are active
-            live = self.active(self.values(config))
+            live = self._active_names(config)
             folded = {
                 c.name: config[c.name] if c.name in live else c.texts[0] for c in self.choices
             }
             if folded == config:
                 return folded
             config = folded
+
+    def _active_names(self, config: Config) -> Collection[str]:
+        live = self.active(self.values(config))
+        if not isinstance(live, Collection) or isinstance(live, str):
+            raise ConfigError(f"active: expected a list of choices, got {describe(live)}.")
+        for name in live:
+            check_known(name, self.by_name, "active: unknown choice")
+        return live
 
     def key(self, config: Config) -> str:
         """Returns a hash of the folded form, independent of process and order of choices."""
@@ -226,7 +266,7 @@ class SearchSpace:
     def at(self, index: int) -> Config:
         """Returns configuration `index` of the grid, whose last choice varies fastest."""
         if not 0 <= index < self.size:
-            raise IndexError(f"the grid has {self.size} configurations, asked for {index}.")
+            raise ConfigError(f"the grid has {self.size} configurations, asked for {index}.")
         taken: dict[str, str] = {}
         # The digits of the index in a mixed radix, lowest first.
         for choice in reversed(self.choices):
@@ -276,10 +316,14 @@ class SearchSpace:
         """Suggests a configuration from an Optuna trial, for code that drives Optuna itself.
 
         Raises:
+            ConfigError: if it is no trial.
             optuna.TrialPruned: the configuration is infeasible; nothing was measured.
         """
         from optuna import TrialPruned
+        from optuna.trial import BaseTrial
 
+        if not isinstance(trial, BaseTrial):
+            raise ConfigError(f"suggest: expected a trial of Optuna, got {describe(trial)}.")
         config = self.from_params(
             {c.name: trial.suggest_int(c.name, 0, len(c.texts) - 1) for c in self.choices}
             if encoding == "index"

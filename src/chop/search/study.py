@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from chop.search.progress import live_progress
 from chop.search.registry import make_pruner, sampler_row
 from chop.search.result import Result
 from chop.search.runner import DEFER_AFTER, WAIT_SECONDS, Runner
-from chop.search.space import Config, SearchSpace
+from chop.search.space import Config, SearchSpace, check_takes
 from chop.search.storage import open_engine, storage_errors
 from chop.search.workers import HeartbeatMonitor, new_worker, run_workers
 
@@ -100,7 +99,9 @@ class Search:
         start: Sequence[Config] = (),
         callbacks: Sequence[Callable[[Study, FrozenTrial], None]] = (),
     ) -> None:
-        _check_takes(measure, "measure", "reporter")
+        check_takes(measure, 2, "measure: expected a function of a configuration and a reporter")
+        for each in callbacks:
+            check_takes(each, 2, "callbacks: expected functions of a study and a trial")
         self.space, self.measure = space, measure
         self.goals = (goals,) if isinstance(goals, Goal | Constraint) else tuple(goals)
         self.sampler, self.pruner, self.seed = sampler, make_pruner(pruner), seed
@@ -246,7 +247,7 @@ class Search:
             return None
         if self.folder is None:
             raise ConfigError("save: expected `out`, the folder for the best models.")
-        _check_takes(save, "save", "folder")
+        check_takes(save, 2, "save: expected a function of a configuration and a folder")
         return Artifacts(self.folder / BEST_FOLDER, keep, save)
 
     def _open(self) -> Ledger:
@@ -369,18 +370,6 @@ class Search:
         if row.key not in (None, self.space.key(config)):
             return f"rule 'canonical' or 'active': trial {row.number} now has another meaning"
         return None
-
-
-def _check_takes(function: Any, setting: str, second: str) -> None:
-    """Raises ConfigError unless a function takes a configuration and a second argument."""
-    try:
-        inspect.signature(function).bind(None, None)
-    except TypeError as error:
-        raise ConfigError(
-            f"{setting}: expected a function of a configuration and a {second}: {error}."
-        ) from None
-    except ValueError:  # some of those written in C have no signature
-        return
 
 
 def _plain(problem: Mapping[str, Any]) -> dict[str, Any]:

@@ -52,11 +52,11 @@ def input_columns(model: nn.Module, columns: Iterable[str]) -> dict[str, str]:
     if not taken.keys() - {LABELS} and len(inputs) == 1 and LABELS not in parameters:
         return {next(iter(parameters)): inputs[0]}
     if not taken.keys() - {LABELS}:
-        advice = (
-            "If these are the numbers of one input, pass a pandas frame, or (X, y) of arrays."
-            if "pixel_values" not in columns
-            else "The model does not read images."
-        )
+        advice = "If these are the numbers of one input, pass a pandas frame, or (X, y) of arrays."
+        if "pixel_values" in columns:
+            advice = "The model does not read images."
+        elif "input_ids" in parameters:
+            advice = "Tokenize texts: chop.data.get_tokenized_dataset(data, checkpoint)."
         raise ConfigError(
             f"{type(model).__name__}.forward takes {list(parameters)}, "
             f"but the data set has {columns}: expected at least one input in common. {advice}"

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import torch
 from torch import Tensor, nn
 
 from chop.base.files.temporary import scratch_prefix
-from chop.config import convert
-from chop.data import load_dataset, required_label_column
-from chop.errors import ConfigError, UnavailableError, did_you_mean
+from chop.config import Range, convert, with_checked_arguments
+from chop.data import get_tokenizer, load_dataset, required_label_column
+from chop.errors import ChopError, ConfigError, UnavailableError, did_you_mean, first_line
 from chop.train.metrics import find_metric
 from chop.train.model_io import LABELS, input_columns
 from chop.train.rows import padding_token
@@ -29,20 +30,21 @@ if TYPE_CHECKING:
     from chop.train.classification import Collator
 
 
+@with_checked_arguments
 def get_trainer(
     model: nn.Module,
     tokenized_dataset: DatasetDict,
-    tokenizer: PreTrainedTokenizerBase | None = None,
+    tokenizer: PreTrainedTokenizerBase | str | None = None,
     evaluate_metric: str | Sequence[str] = "accuracy",
     output_dir: str | Path | None = None,
     use_mps_device: bool = False,
     report_to: str | list[str] = "none",
-    num_train_epochs: float = 1,
+    num_train_epochs: Annotated[float, Range(0)] = 1,
     *,
-    train_batch_size: int = 8,
-    eval_batch_size: int = 128,
-    learning_rate: float = 5e-5,
-    seed: int = 42,
+    train_batch_size: Annotated[int, Range(1)] = 8,
+    eval_batch_size: Annotated[int, Range(1)] = 128,
+    learning_rate: Annotated[float, Range(0)] = 5e-5,
+    seed: Annotated[int, Range(0, 2**32 - 1)] = 42,
     **training_arguments: Any,
 ) -> Trainer:
     """Returns a `transformers.Trainer` of a classifier: `.train()`, `.evaluate()["eval_accuracy"]`.
@@ -61,7 +63,7 @@ def get_trainer(
         model: a Hugging Face model, a plain module or a captured graph, see
             `chop.train.model_io`. Columns that its `forward` does not take are skipped.
         tokenized_dataset: splits `train` and `test`; token columns are padded per batch.
-        tokenizer: saved with checkpoints; provides the padding token.
+        tokenizer: tokenizer or its name, saved with checkpoints; provides the padding token.
         evaluate_metric: one or several of `chop.train.metrics.METRICS`.
         output_dir: folder for the latest epoch's checkpoint; default, no checkpoint.
         use_mps_device: trains on Apple's GPU; otherwise a CUDA GPU is used if present.
@@ -85,6 +87,7 @@ def get_trainer(
     names = [asked] if isinstance(asked, str) else list(asked)
     scores = {name: find_metric(name) for name in names}
     splits = load_dataset(tokenized_dataset)
+    tokenizer = None if tokenizer is None else get_tokenizer(tokenizer)
     collator = _collator(model, splits["train"].column_names, tokenizer)
     settings = {
         **_fast_defaults(use_mps_device),
@@ -98,16 +101,21 @@ def get_trainer(
     }
     from chop.train.classification import ClassificationTrainer
 
-    trainer = ClassificationTrainer(
-        model=model,
-        args=_arguments(settings, output_dir),
-        data_collator=collator,
-        train_dataset=splits["train"],
-        eval_dataset=splits["test"],
-        processing_class=tokenizer,
-        compute_metrics=lambda prediction: _scored(prediction, scores),
-        preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1),
-    )
+    try:
+        trainer = ClassificationTrainer(
+            model=model,
+            args=_arguments(settings, output_dir),
+            data_collator=collator,
+            train_dataset=splits["train"],
+            eval_dataset=splits["test"],
+            processing_class=tokenizer,
+            compute_metrics=lambda prediction: _scored(prediction, scores),
+            preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1),
+        )
+    except ChopError:
+        raise
+    except (ValueError, TypeError, ImportError, RuntimeError) as error:
+        raise ConfigError(f"get_trainer: {first_line(error).rstrip('.')}.") from error
     if output_dir is None:
         weakref.finalize(trainer, shutil.rmtree, str(trainer.args.output_dir), ignore_errors=True)
     return trainer
@@ -154,7 +162,13 @@ def _arguments(settings: dict[str, Any], output_dir: str | Path | None) -> Train
 
     known = {field.name for field in fields(TrainingArguments) if field.init}
     for name in settings.keys() - known:
-        raise ConfigError(f"get_trainer: unknown argument '{name}': {did_you_mean(name, known)}")
+        own = inspect.signature(get_trainer).parameters
+        nearest = did_you_mean(name, (known | own.keys()) - {"training_arguments"})
+        raise ConfigError(f"get_trainer: unknown argument '{name}': {nearest}")
+    hints = get_type_hints(TrainingArguments)
+    for name in settings:
+        if set(get_args(hints[name]) or (hints[name],)) <= {bool, int, float, type(None)}:
+            convert(settings[name], hints[name], f"get_trainer: {name}")
     settings.setdefault("save_strategy", "no" if output_dir is None else "epoch")
     folder = (
         tempfile.mkdtemp(prefix=scratch_prefix("trainer"))

@@ -18,7 +18,7 @@ from chop.base.files.locks import folder_lock, lock, unlock
 from chop.base.files.reading import require_file
 from chop.base.files.refusals import make_folders, writing
 from chop.base.files.temporary import TEMPORARY, remove_orphans, temporary_beside
-from chop.errors import CheckpointError, ConfigError
+from chop.errors import CheckpointError, ConfigError, WriteError
 
 COMMITTED = ".*.new"
 """Pattern of folders with a complete set of files, some of which are not yet moved into place."""
@@ -38,6 +38,8 @@ def atomic_file(path: str | Path) -> Iterator[Path]:
     Raises:
         WriteError: if the disk is full or read-only, or `path` cannot be a file.
     """
+    if not Path(path).name:
+        raise WriteError(f"'{path}' is a folder: expected the name of a file.")
     path = _staged(Path(path))
     temporary = temporary_beside(without_orphans(path))
     with writing(path):

@@ -18,6 +18,7 @@ from chop.base.files.reading import read_bytes
 from chop.base.files.temporary import scratch_folder
 from chop.base.installed import __version__
 from chop.base.native import cores
+from chop.config import with_checked_arguments
 from chop.errors import CheckpointError, ChopError, VerificationError
 from chop.hardware.check.project import (
     BOARD,
@@ -58,6 +59,7 @@ EXCERPT = 60
 """Maximum number of characters of a line that a message quotes."""
 
 
+@with_checked_arguments
 def check_emitted(folder: Path) -> list[Verification]:
     """Repeats every check of an emitted circuit without running anything from its folder.
 

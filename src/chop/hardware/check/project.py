@@ -14,7 +14,7 @@ from chop.base.files.documents import read_json
 from chop.base.files.library_errors import library_errors
 from chop.base.files.reading import read_bytes, read_text
 from chop.base.notices import warn_once
-from chop.config import parse
+from chop.config import parse, with_checked_arguments
 from chop.errors import CheckpointError, ConfigError
 from chop.hardware.design.axis import FRAME_ERROR, outer_signals
 from chop.hardware.design.design import Design
@@ -227,6 +227,7 @@ def link_sources(folder: Path) -> None:
         link.symlink_to(target)
 
 
+@with_checked_arguments
 def read_project(folder: Path) -> Project:
     """Reads the project in a folder.
 

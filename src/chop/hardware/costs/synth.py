@@ -11,6 +11,7 @@ from typing import Any
 
 from chop.base.files.temporary import scratch_folder
 from chop.base.native import first_error
+from chop.config import with_checked_arguments
 from chop.errors import ConfigError
 from chop.hardware.check.project import Project, list_sources, source_text
 from chop.hardware.costs.estimate import block_memories, table_luts, table_registers
@@ -75,6 +76,7 @@ _DISSOLVED = (
 _Cells = dict[str, Counter[str]]
 
 
+@with_checked_arguments
 def synthesize(
     folder: Path,
     project: Project,

@@ -97,7 +97,7 @@ class QuantizedOperator(QuantizedState):
     ) -> None:
         try:
             super().__init__(*args, **kwargs)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RuntimeError) as error:
             raise ConfigError(_describe_arguments(type(self), args, error)) from error
         present = self.present_operands(self)
         self.spec = QuantSpec.parse(
@@ -120,7 +120,8 @@ class QuantizedOperator(QuantizedState):
         hook of torch becomes a parameter with its current value.
 
         Raises:
-            ConfigError: if the module's forward was replaced on the instance.
+            ConfigError: if the module's forward was replaced on the instance, or it is a layer of
+                torch of another kind.
         """
         check_is_module(module, f"{cls.__name__}.from_float")
         if not isinstance(spec, QuantSpec):
@@ -128,6 +129,7 @@ class QuantizedOperator(QuantizedState):
         module = with_plain_weights(module)
         if isinstance(module, QuantizedOperator):
             module = module.unpack()
+        _check_class(cls, module)
         twin = adopt(cls, module)
         present = cls.present_operands(module)
         tensors = {name: twin.effective(name) for name in present if name != "data_in"}
@@ -387,6 +389,16 @@ def quantizers_off(model: nn.Module) -> Iterator[None]:
     finally:
         for name, step in steps.items():
             step.spec = specs[name]
+
+
+def _check_class(cls: type[nn.Module], module: nn.Module) -> None:
+    """Raises ConfigError for a layer of torch that is of another class than the operator."""
+    own = [each for each in cls.__mro__ if each.__module__.startswith("torch.nn.modules.")]
+    kind = type(module)
+    if kind.__module__.startswith("torch.nn.modules.") and not issubclass(kind, own[0]):
+        raise ConfigError(
+            f"{cls.__name__}.from_float: expected a {own[0].__name__}, got a {kind.__name__}."
+        )
 
 
 def _describe_arguments(cls: type[nn.Module], args: Sequence[Any], error: Exception) -> str:

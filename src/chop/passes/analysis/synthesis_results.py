@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from chop.errors import ConfigError
+from chop.errors import ConfigError, describe
 from chop.hardware.settings import PROJECT, TOP
 from chop.ir.graph import MaseGraph
 
@@ -41,7 +41,7 @@ def get_synthesis_results(
     project = read_project(folder)
     if project.top != model_name:
         raise ConfigError(
-            f"get_synthesis_results: model_name: got '{model_name}', and '{folder}' has "
+            f"get_synthesis_results: model_name: got {describe(model_name)}, and '{folder}' has "
             f"'{project.top}'."
         )
     (whole,) = (row for row in synthesize(folder, project) if row["module"] == "all")

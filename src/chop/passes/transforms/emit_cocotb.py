@@ -68,7 +68,7 @@ def emit_cocotb_transform_pass(mg: MaseGraph, config: EmitCocotbConfig) -> dict[
     integer = integer_form(mg)
     design = emit(integer, config.fold, config.top_name)
     inputs = [example_batch(integer, seed) for seed in range(config.num_batches)]
-    if config.batches:
+    if config.batches is not None:
         inputs = list(select_inputs(integer, config.batches, f"{NAME}.batches"))
     project = describe_project(design)
     codes_by_batch = [get_codes(project, golden_values(integer, batch)) for batch in inputs]
