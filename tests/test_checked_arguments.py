@@ -24,6 +24,7 @@ from chop.data import (
 )
 from chop.errors import ConfigError, GraphError, describe
 from chop.formats import FP8, Integer, MXInt, QuantSpec, even_sample, format_string, initial_scales
+from chop.ir.huggingface.quantized_cache import QuantizedCache
 from chop.ir.huggingface.quantizer import ChopConfig
 from chop.models import ToyNet, function_of_file, get_tokenizer, read_config
 from chop.nn.packed import pack
@@ -63,6 +64,10 @@ CALLS = {
     "info": (lambda: get_dataset_info(3), "name: expected str, got 3"),
     "window": (lambda: [*strided_windows([1, 2], "2", 1)], "length: expected int, got '2'"),
     "keyword": (lambda: split_rows((X, Y), sead=1), "split_rows: unknown argument 'sead': did you"),
+    "keyword of a class": (
+        lambda: QuantizedCache(None, key="mxint4"),
+        "^QuantizedCache: unknown argument 'key': did you mean 'keys'",
+    ),
     "file": (lambda: function_of_file(None, "loss"), "name: expected str, got nothing"),
     "tokenizer": (lambda: get_tokenizer(None), "name: expected str"),
     "config": (lambda: read_config(None), "name: expected str, got nothing"),

@@ -90,6 +90,12 @@ def test_a_file_that_is_not_there_is_looked_for_nowhere_else(name, monkeypatch, 
         load_dataset(name)
 
 
+def test_a_document_is_to_be_copied_to_a_text_file(tmp_path):
+    (tmp_path / "notes.md").write_text("# Notes")
+    with pytest.raises(ConfigError, match=r"expected .*; copy it to a file that ends in \.txt"):
+        load_dataset(tmp_path / "notes.md")
+
+
 @pytest.mark.parametrize("name", [".", "..", "./", "../data"])
 def test_a_folder_has_a_name_wherever_one_stands(name, monkeypatch, tmp_path):
     folder = tmp_path / "data"

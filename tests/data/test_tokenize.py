@@ -59,11 +59,45 @@ def test_long_texts_are_cut():
     assert [len(ids) for ids in short["train"]["input_ids"]] == [16, 3]
 
 
-@pytest.mark.parametrize("column", [None, "messages"])
-def test_conversations_are_to_be_written_as_texts(column):
-    chats = [[{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]] * 2
-    with pytest.raises(ConfigError, match=r"column 'messages' has conversations, .*apply_chat_te"):
-        get_tokenized_dataset(splits(messages=chats), "bert-tiny", text_column=column)
+TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+MESSAGES = [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c"}]
+SHAREGPT = [{"from": "human", "value": "a b"}, {"from": "gpt", "value": "c"}]
+CHATS = {
+    "messages": {"messages": [MESSAGES] * 2},
+    "sharegpt": {"conversations": [SHAREGPT] * 2},
+    "prompts": {"prompt": [MESSAGES[:1]] * 2, "completion": [MESSAGES[1:]] * 2},
+    "texts": {"prompt": ["user: a b\n"] * 2, "completion": ["assistant: c\n"] * 2},
+}
+BAD_CHATS = {
+    "no template": ("", MESSAGES, r"column 'messages' has conversations, .* no chat template"),
+    "rejected": ("{{ raise_exception('no system') }}", MESSAGES, "rejects a .*: no system"),
+    "empty": (TEMPLATE, [], "1 of 2 rows of the split 'train' have no text"),
+}
+
+
+@pytest.mark.parametrize("case", CHATS)
+def test_conversations_and_completions_are_read_as_texts(case):
+    tokenizer = get_tokenizer("gpt-tiny")
+    tokenizer.chat_template = TEMPLATE
+    rows = Dataset.from_dict(CHATS[case])
+    data = get_tokenized_dataset(DatasetDict(train=rows, test=rows), tokenizer, labeled=False)
+    expected = tokenizer("user: a b\nassistant: c\n")["input_ids"]
+    assert data["train"]["input_ids"][:] == [expected] * 2
+
+
+@pytest.mark.parametrize("case", BAD_CHATS)
+def test_conversations_without_a_text_are_refused(case):
+    template, messages, reason = BAD_CHATS[case]
+    tokenizer = get_tokenizer("gpt-tiny")
+    tokenizer.chat_template = template
+    chats = splits(messages=[MESSAGES, messages])
+    with pytest.raises(ConfigError, match=reason):
+        get_tokenized_dataset(chats, tokenizer, text_column="messages")
+
+
+def test_prompts_without_a_completion_are_refused():
+    with pytest.raises(ConfigError, match="'prompt' and 'completion': .* got 'b' and None"):
+        get_tokenized_dataset(splits(prompt=["a", "b"], completion=["c", None]), "bert-tiny")
 
 
 def test_bad_arguments_are_named():

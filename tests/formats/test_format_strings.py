@@ -37,6 +37,7 @@ def test_short_forms():
         ("mxnit", "did you mean 'mxint'"),
         ("int8", "did you mean 8.auto"),
         ("uint4", "did you mean 4.auto"),
+        ("q4_0", "did you mean group_integer:width=4 or 4.auto"),
         ("W4A8", "did you mean 4.auto"),
         ("fp8_e4m3", "did you mean fp8, mxfp or minifloat_ieee"),
         ("exponent_width=2", "write fields after the name and ':'"),

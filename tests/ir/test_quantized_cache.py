@@ -263,6 +263,31 @@ def test_the_largest_halves_stay_finite():
     assert store.codes is not None and store.tokens().isfinite().all()
 
 
+def test_other_numbers_of_texts_need_a_reset():
+    model = decoder("llama")
+    cache = QuantizedCache(model, "float")
+    model(IDS[:1, :6], cache=cache)
+    with pytest.raises(ConfigError, match=r"holds 1 texts, got 2\. Call reset"):
+        model(IDS[:1, :6].repeat(2, 1), cache=cache)
+
+
+def test_a_second_text_needs_a_reset():
+    model = decoder("llama")
+    cache = QuantizedCache(model, "float")
+    greedy = {"max_new_tokens": 4, "do_sample": False, "cache": cache}
+    first = model.generate(IDS[:1, :6], **greedy)
+    with pytest.warns(UserWarning, match="holds 9 tokens of an earlier generate"):
+        again = model.generate(first, **greedy)
+    assert torch.equal(again, model.generate(IDS[:1, :6], max_new_tokens=8, do_sample=False))
+    with (
+        pytest.warns(UserWarning, match="must begin with these tokens"),
+        pytest.raises(ConfigError, match="holds 13 tokens .* Call reset"),
+    ):
+        model.generate(IDS[:1, 6:9], **greedy)
+    cache.reset()
+    assert torch.equal(model.generate(IDS[:1, :6], **greedy), first)
+
+
 @pytest.mark.long
 def test_generation_with_padding_beams_and_drafts_is_that_of_rounded_tokens():
     model = decoder("llama")
@@ -411,9 +436,9 @@ def test_graphs_take_it(kind):
         ({"keys": "scale_integer:width=4:scales=[1.0,2.0]"}, "a cache grows"),
         ({"keys_per": "chanel"}, "did you mean 'channel'"),
         ({"residual_length": -1}, "expected 0 or more, got -1"),
-        ({"residual_length": True}, "expected 0 or more"),
+        ({"residual_length": True}, "residual_length: expected int, got True"),
         ({"sink_length": -2}, "sink_length: expected 0 or more, got -2"),
-        ({"keys": 4}, "keys: expected a format"),
+        ({"keys": 4}, "keys: expected str or .* got 4"),
     ],
 )
 def test_settings_that_cannot_be(arguments, message):

@@ -69,6 +69,16 @@ def test_weights_that_were_cut_short_are_refused(masked_lm):
         load_model(folder)
 
 
+def test_files_that_an_index_lists_are_named_if_they_are_missing(masked_lm):
+    folder, model = masked_lm
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="4KB")
+    lost = sorted(folder.glob("model-*.safetensors"))[1]
+    lost.unlink()
+    with pytest.raises(CheckpointError, match=f"lacks 1 of the .* the first is '{lost.name}'"):
+        load_model(folder)
+
+
 def test_weights_of_another_size_than_the_configuration_are_refused(masked_lm):
     folder, _ = masked_lm
     BertConfig(**{**TINY, "hidden_size": 12}, architectures=["BertForMaskedLM"]).save_pretrained(
@@ -172,6 +182,12 @@ EDITS = {
         {"quantization_config": {"quant_method": "aqlm"}},
         ConfigError,
         "transformers cannot build the model: ",
+    ),
+    "an unknown dtype": ({"dtype": "bf16"}, ConfigError, "'dtype' is 'bf16': did you mean 'bfl"),
+    "an unknown activation": (
+        {"hidden_act": "swiglu"},
+        ConfigError,
+        "config.json: hidden_act 'swiglu' is unknown to it",
     ),
     "no classifier": (
         {"model_type": "wav2vec2", "architectures": ["Wav2Vec2ForCTC"]},

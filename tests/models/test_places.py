@@ -87,7 +87,9 @@ def test_what_is_not_there_is_told_in_a_sentence(cache, tmp_path):
     cached(cache, "org/half", {"config.json": files["config.json"]})
     with pytest.raises(UnavailableError, match="run 'hf download org/half' where one can be"):
         load_model("org/half")
-    with pytest.raises(UnavailableError, match=r"run 'hf download org/x a/b\.gguf'"):
+    with pytest.raises(
+        UnavailableError, match=r"neither a local path .*: run 'hf download org/x a/b\.gguf'"
+    ):
         load_model("org/x/a/b.gguf")
     with pytest.raises(UnavailableError, match="'org/none': a model not found in a local folder"):
         load_model("org/none")

@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx, nn
 
+from chop.base.files.library_errors import library_errors
 from chop.captured.call_arguments import call_arguments
 from chop.captured.dtype_constants import float_dtypes, follow_cast
 from chop.captured.followed_calls import warn_about_compiled
@@ -36,7 +37,7 @@ from chop.captured.specs import check_matches
 from chop.captured.state import outer_values
 from chop.captured.state.outer_values import OuterValues
 from chop.captured.state.python_state import PythonState
-from chop.errors import GuardError
+from chop.errors import ConfigError, GuardError
 from chop.private.modules import own_buffers
 from chop.private.torch_api import source_lives_with
 
@@ -128,10 +129,20 @@ class CapturedModule(fx.GraphModule):
 
         Raises:
             CaptureError: the graph takes no cache; the message has the reason.
+            ConfigError: the texts are no tensor, or transformers rejects the arguments.
         """
+        texts = args[0] if args else kwargs.get("inputs", kwargs.get("input_ids"))
+        if texts is not None and not isinstance(texts, Tensor):
+            raise ConfigError(
+                "generate: expected token IDs as a tensor (texts, tokens), got a "
+                f"{type(texts).__name__}; a tokenizer's result is passed as generate(**tokens)."
+            )
         original = vars(self).get(KEY)
         cls = original and original.get_class("")
-        return generator(self, self.record, cls).generate(*args, **kwargs)
+        model = generator(self, self.record, cls)
+        name = self.record.class_name
+        with library_errors(name, error=ConfigError, problem="cannot generate"):
+            return model.generate(*args, **kwargs)
 
     def train(self, mode: bool = True) -> CapturedModule:
         """Sets the mode; modules that the model itself keeps in `eval()` stay there."""

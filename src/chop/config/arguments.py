@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import functools
 import inspect
+import math
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -14,14 +15,33 @@ from typing import Annotated, Any, Literal, NamedTuple, ParamSpec, Protocol, Typ
 
 from chop.config.conversion import convert
 from chop.config.texts import LISTS
-from chop.errors import check_known
+from chop.errors import ConfigError, check_known
 
 P = ParamSpec("P")
 T = TypeVar("T")
 CHECKED_CLASSES = ("chop.", "torch")
 """Modules of the classes that `with_checked_arguments` checks."""
+ROWS = {"data", "dataset"}
+"""Names of arguments that take inputs and labels."""
 BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 """Kinds of parameters whose arguments may be given without their names."""
+
+
+def with_checked_names(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorator that checks the number and the names of the arguments of a function.
+
+    Raises:
+        ConfigError: in a call, if an argument is unknown, missing or given twice, or there are too
+            many.
+    """
+    check_names = _names_check(function)
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **named: P.kwargs) -> T:
+        check_names(len(args), named)
+        return function(*args, **named)
+
+    return checked
 
 
 def with_checked_arguments(function: Callable[P, T]) -> Callable[P, T]:
@@ -30,20 +50,15 @@ def with_checked_arguments(function: Callable[P, T]) -> Callable[P, T]:
     Models and classes of other libraries are not checked. A call costs about 2 us more.
 
     Raises:
-        ConfigError: in a call, if an argument does not fit, or has an unknown name.
+        ConfigError: in a call, if an argument does not fit, or see `with_checked_names`.
     """
-    parameters, hints = inspect.signature(function).parameters, cache(partial(_hints, function))
-    kinds = [each.kind for each in parameters.values()]
-    takes_any = inspect.Parameter.VAR_KEYWORD in kinds
-    names = [name for name in parameters if name not in ("self", "cls")]
-    called = function.__qualname__.rpartition("<locals>.")[2].removesuffix(".__init__")
-    placed = [name for name, kind in zip(parameters, kinds, strict=True) if kind in BY_PLACE]
+    check_names, hints = _names_check(function), cache(partial(_hints, function))
+    placed = _placed(function)
 
     @functools.wraps(function)
     def checked(*args: P.args, **named: P.kwargs) -> T:
         known = hints()
-        for name in () if takes_any else named:
-            check_known(name, names, f"{called}: unknown argument")
+        check_names(len(args), named)
 
         def check(name: str, value: Any) -> Any:
             if name not in known or type(value) in known[name].exact:
@@ -55,6 +70,44 @@ def with_checked_arguments(function: Callable[P, T]) -> Callable[P, T]:
         return function(*first, *args[len(placed) :], **rest)  # type: ignore[arg-type]
 
     return checked
+
+
+def _placed(function: Callable[..., Any]) -> list[str]:
+    """Returns the names of the parameters whose arguments may be given without their names."""
+    parameters = inspect.signature(function).parameters.items()
+    return [name for name, each in parameters if each.kind in BY_PLACE]
+
+
+def _names_check(function: Callable[..., Any]) -> Callable[[int, Mapping[str, Any]], None]:
+    """Returns a function that checks a count of unnamed arguments, and the named ones."""
+    parameters, placed = inspect.signature(function).parameters, _placed(function)
+    kinds = {each.kind for each in parameters.values()}
+    takes_any = inspect.Parameter.VAR_KEYWORD in kinds
+    most = math.inf if inspect.Parameter.VAR_POSITIONAL in kinds else len(placed)
+    required = {name for name in placed if parameters[name].default is inspect.Parameter.empty}
+    # A class is called by its own name, and a method without `self`.
+    who = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
+    owned = int(placed[:1] in (["self"], ["cls"]))
+    names = list(parameters)[owned:]
+
+    def check(count: int, named: Mapping[str, Any]) -> None:
+        for name in () if takes_any else named:
+            check_known(name, names, f"{who}: unknown argument")
+        if count > most:
+            pair = " Rows are one argument: (X, y) for inputs and labels."
+            pair *= bool(ROWS & {*placed})
+            raise ConfigError(
+                f"{who}: expected at most {most - owned} arguments without names "
+                f"({', '.join(placed[owned:])}), got {count - owned}.{pair}"
+            )
+        for name in placed[:count]:
+            if name in named:
+                raise ConfigError(f"{who}: '{name}' is given twice, with and without its name.")
+        for name in placed[count:]:
+            if name in required and name not in named:
+                raise ConfigError(f"{who}: expected the argument '{name}', which has no default.")
+
+    return check
 
 
 class _Anything(type):

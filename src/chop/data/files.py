@@ -59,6 +59,9 @@ SAVED = ("dataset_dict.json", "state.json")
 """Files of a folder written by `save_to_disk`, for several splits or for one."""
 ARRAYS = (".npz", ".npy", ".mat", ".pt", ".pth", ".pkl", ".pickle", ".h5", ".hdf5", ".safetensors")
 """Suffixes of array files, which do not distinguish inputs from labels."""
+DOCUMENTS = (".md", ".rst", ".text", ".log")
+"""Suffixes of texts that a folder may have beside its data, such as README.md."""
+DOCUMENT_ADVICE = "; copy it to a file that ends in .txt, which is read as running text"
 PATHS = ("./", "../", "~")
 """Prefixes of names that cannot be hub data sets."""
 ACCEPTED = (
@@ -102,7 +105,8 @@ def read_file(path: Path) -> DatasetDict:
     suffix = _data_suffix(path)
     kind = FILE_KINDS.get(suffix)
     if kind is None:
-        raise ConfigError(f"file '{path}': expected {ACCEPTED}{_array_advice(path)}.")
+        advice = DOCUMENT_ADVICE if suffix in DOCUMENTS else _array_advice(path)
+        raise ConfigError(f"file '{path}': expected {ACCEPTED}{advice}.")
     if kind == "parquet" and suffix != path.suffix.lower():
         raise ConfigError(
             f"file '{path}': compressed Parquet files are not supported; decompress it."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,13 @@ from typing import TYPE_CHECKING, Any
 from chop.base.notices import assume
 from chop.config import with_checked_arguments
 from chop.data.bars import without_bars
+from chop.data.conversations import (
+    COMPLETION,
+    PROMPT,
+    conversation_columns,
+    join_completions,
+    write_conversations,
+)
 from chop.data.label_columns import label_column
 from chop.data.load import UNLABELED_DATASETS, builtin_dataset, load_dataset
 from chop.data.tokenizer import MODEL_LIMIT, encode, get_tokenizer
@@ -50,7 +56,9 @@ def get_tokenized_dataset(
         limit: maximum number of rows per split, drawn with a fixed seed.
         text_column: text column; default, `text`, `sentence` and the like. If it holds lists of
             words (by default `tokens` or `words`), labels are per word and are assigned to the
-            first token of each word; other tokens get -100, which is ignored.
+            first token of each word; other tokens get -100, which is ignored. Conversations
+            (`messages`, or `conversations` as in ShareGPT's files) become texts in the
+            tokenizer's chat template, and `prompt` and `completion` are joined.
         labeled: False drops labels, for language modeling, and texts of less than two tokens.
         stride: joins unlabeled texts and cuts them into windows of `max_length` tokens that
             advance by `stride`, see `chop.data.windows`. Files of lines (.txt) are always
@@ -67,6 +75,9 @@ def get_tokenized_dataset(
     splits = load_dataset(dataset, limit=drawn, labeled=labeled)
     labeled = labeled and builtin_dataset(dataset) not in UNLABELED_DATASETS
     columns = _text_columns(splits["train"], text_column)
+    if text_column is None and columns == [PROMPT] and COMPLETION in splits["train"].column_names:
+        splits = join_completions(splits)
+    splits = write_conversations(splits, tokenizer, columns[0])
     _check_texts(splits, columns)
     length = min(tokenizer.model_max_length, MODEL_LIMIT) if max_length is None else max_length
     _check_length(length, tokenizer, labeled, is_pair=len(columns) > 1)
@@ -163,8 +174,9 @@ def _first_token_labels(words: list[int | None], labels: list[int]) -> list[int]
 def _text_columns(split: Dataset, wanted: str | None) -> list[str]:
     """Returns the text column, or the two columns of a sentence pair."""
     names = split.column_names
-    first = wanted or next((n for n in (*TEXT_COLUMNS, *WORD_COLUMNS) if n in names), None)
-    _check_conversations(split, names if first is None else [first])
+    known = (*TEXT_COLUMNS, *WORD_COLUMNS, *conversation_columns(split))
+    prompt = PROMPT if {PROMPT, COMPLETION} <= {*names} else None
+    first = wanted or next((n for n in known if n in names), prompt)
     if first is None or first not in names:
         raise ConfigError(
             f"no text column: expected {wanted or ' or '.join(TEXT_COLUMNS)}, found {names}; "
@@ -172,20 +184,6 @@ def _text_columns(split: Dataset, wanted: str | None) -> list[str]:
         )
     second = SECOND_COLUMNS.get(first)
     return [first, second] if second is not None and second in names else [first]
-
-
-def _check_conversations(split: Dataset, names: Sequence[str]) -> None:
-    """Raises ConfigError if a column holds lists of messages with a role and a content."""
-    for name in names:
-        feature: Any = split.features.get(name)
-        item = getattr(feature, "feature", feature)
-        item = item[0] if isinstance(item, list) and item else item
-        if isinstance(item, Mapping) and {"role", "content"} <= item.keys():
-            raise ConfigError(
-                f"column '{name}' has conversations, expected texts: save each as a text in a "
-                "column 'text', such as with tokenizer.apply_chat_template(messages, "
-                "tokenize=False)."
-            )
 
 
 def _check_has_tokens(splits: DatasetDict, column: str) -> None:

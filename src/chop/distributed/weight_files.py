@@ -16,6 +16,7 @@ from torch import Tensor
 
 from chop.base.files.documents import read_json
 from chop.errors import CheckpointError, ConfigError
+from chop.ir.huggingface.folder_files import check_shards
 from chop.ir.storage.tensor_store import open_file
 
 Slices = tuple[slice, ...]
@@ -215,12 +216,7 @@ def _files(path: Path) -> dict[Path, list[str] | None]:
         raise CheckpointError(f"'{index}' is not a valid index of weights: {error}.") from None
     except (OSError, LookupError, TypeError, AttributeError) as error:
         raise CheckpointError(f"'{index}' is not a valid index of weights: {error!r}.") from None
-    missing = sorted(file.name for file in shards if not file.is_file())
-    if missing:
-        raise CheckpointError(
-            f"'{path}' lacks {len(missing)} of the {len(shards)} files that {INDEX} lists, the "
-            f"first is '{missing[0]}'; fetch the folder again."
-        )
+    check_shards(index, [file.name for file in shards])
     return {**shards}
 
 

@@ -35,6 +35,10 @@ REFUSED: Mapping[str, str] = {
     "vllm": "for vLLM use compressed-tensors, modelopt or gptq",
     "sglang": "for SGLang use compressed-tensors, modelopt or gptq",
     "llama.cpp": "for llama.cpp use gguf",
+    "ollama": "for ollama use gguf",
+    "onnxruntime": "for onnxruntime use onnx",
+    "onnxruntime-genai": "for onnxruntime-genai use onnx",
+    "openvino-genai": "for openvino-genai use openvino",
 }
 """Names of engines and formats that are not targets, with an alternative."""
 

@@ -56,7 +56,8 @@ def parse_format_string(text: str) -> NumberFormat:
     name, *fields = text.split(":")
     if name not in REGISTRY and (width := WIDTH.fullmatch(name)):
         is_float = text.lower().startswith("f")
-        kind = "fp8, mxfp or minifloat_ieee" if is_float else f"{width[1]}.auto"
+        blocks = f"group_integer:width={width[1]} or " if text.lower().startswith("q") else ""
+        kind = "fp8, mxfp or minifloat_ieee" if is_float else f"{blocks}{width[1]}.auto"
         raise ConfigError(f"unknown number format '{name}': did you mean {kind}?")
     if "=" in name:
         raise ConfigError(

@@ -34,8 +34,10 @@ from chop.ir.huggingface.architecture import check_architectures, named_class
 from chop.ir.huggingface.config_file import (
     check_config,
     config_errors,
+    describe_missing_key,
     without_fetched_code,
 )
+from chop.ir.huggingface.folder_files import check_shards
 from chop.ir.huggingface.generation_file import check_generation_config, read_generation_config
 from chop.ir.huggingface.unread import Unread
 from chop.ir.storage.checkpoint import FILE_IN_RUN
@@ -213,6 +215,8 @@ def _read_weights(
                 trust_remote_code=False,  # by default it asks on the terminal
             )
     except OSError as error:
+        for index in sorted(Path(name).glob("*.index.json")):
+            check_shards(index, read_json(index, "index")["weight_map"].values())
         raise _missing_error(name, "weights", hint=hint) from error
     except (SafetensorError, RuntimeError) as error:
         reason = failed_conversions(tables) or first_line(error)
@@ -224,7 +228,8 @@ def _read_weights(
     except BaseException as error:
         if not is_of_library(error):
             raise
-        message = f"'{name}': transformers cannot build the model: {get_reason(error)}."
+        reason = describe_missing_key(config, error) or get_reason(error)
+        message = f"'{name}': transformers cannot build the model: {reason}."
         raise ConfigError(message) from error
     notes = Unread.from_report(report).check(model, f"'{name}'", new_head)
     if getattr(model, "hf_quantizer", None) is None:

@@ -64,6 +64,6 @@ def _gguf_in(name: str) -> Path | None:
 
 def _unavailable(name: str, what: str) -> UnavailableError:
     return UnavailableError(
-        f"'{name}': the weights are not in the hub cache, and the hub cannot be reached: run 'hf "
-        f"download {what}' where one can be, or pass a local path."
+        f"'{name}' is neither a local path nor in the hub cache with its weights, and the hub "
+        f"cannot be reached: run 'hf download {what}' where one can be, or pass a local path."
     )

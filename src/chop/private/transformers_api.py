@@ -42,6 +42,25 @@ MAYBE_AUTOCAST = "maybe_autocast"
 """Name that a capture replaces in `GENERIC` and in modules that import it."""
 
 
+class GenerateNotices:
+    """Base of caches with a method that runs when `generate` receives the cache a second time."""
+
+    def on_second_generate(self) -> None:
+        """Runs before the second and each later `generate` with this cache."""
+        raise NotImplementedError
+
+    @property
+    def _is_user_defined(self) -> bool:
+        """True after a `generate` has received the cache."""
+        return bool(vars(self).get("is_received", False))
+
+    @_is_user_defined.setter
+    def _is_user_defined(self, value: bool) -> None:
+        if self._is_user_defined:
+            self.on_second_generate()
+        vars(self)["is_received"] = value
+
+
 def broadcast_grid(masking: Any, indices: Sequence[Tensor]) -> Sequence[Tensor]:
     """Returns indices of batch, head, query and key, each along its own axis."""
     grid: Sequence[Tensor] = masking._non_vmap_expansion_sdpa(*indices)

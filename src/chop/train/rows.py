@@ -168,7 +168,7 @@ def split_rows(
     if len(rows) < 2:
         raise ConfigError(
             f"got {len(rows)} training row, which cannot be split for validation; pass at least "
-            "two, or a validation split."
+            "two (of running text, windows of a smaller max_length), or a validation split."
         )
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
     count = min(max(1, round(share * len(rows))), len(rows) - 1)

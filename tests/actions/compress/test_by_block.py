@@ -35,7 +35,7 @@ def llama(folder, layers=2):
     "settings, reason",
     [
         ({"method": ("rotate", "gptq")}, "one format, and methods among smoothquant, awq, gptq"),
-        ({"method": ()}, "by_block: expected one format, and methods among"),
+        ({"method": ()}, "by_block: expected one format.* the methods none"),
         ({"formats": ("4.2", "mxint")}, "one format"),
         ({"qat_epochs": 2}, "qat_epochs: not supported with by_block"),
         ({"samples": 2}, "samples: not supported with by_block"),

@@ -24,7 +24,7 @@ from chop.captured.huggingface.cache import (
     update_cache,
 )
 from chop.captured.huggingface.cache_names import CACHE_NAMES, cache_name
-from chop.errors import CaptureError, CheckpointError, GuardError
+from chop.errors import CaptureError, CheckpointError, ChopError, GuardError
 from chop.ir.drawing.draw import to_svg
 from chop.passes import pack_transform_pass, quantize_transform_pass
 
@@ -143,6 +143,23 @@ def test_a_text_without_padding_needs_no_mask(mask: dict[str, Tensor]) -> None:
     settings: Any = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0, **mask}
     found = graph.model.generate(ids, **settings)
     assert found.tolist() == model.generate(ids, **settings).tolist()
+
+
+WRONG_TEXTS: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "list": ([[5, 6]], {}, "expected token IDs as a tensor .* got a list"),
+    "empty": (torch.ones(1, 0, dtype=torch.long), {}, "a prompt of at least one token"),
+    "argument": (torch.ones(1, 2, dtype=torch.long), {"max_tokens": 3}, "cannot generate.*max_tok"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_TEXTS)
+def test_wrong_arguments_of_generate_are_one_sentence(case: str) -> None:
+    _, graph = captured("Llama")
+    ids, settings, reason = WRONG_TEXTS[case]
+    settings = {"max_new_tokens": 1, "pad_token_id": 0, **settings}
+    with pytest.raises(ChopError, match=reason) as caught:
+        graph.model.generate(ids, **settings)
+    assert "\n" not in str(caught.value)
 
 
 def test_one_graph_takes_texts_single_tokens_and_caches_of_every_kind() -> None:

@@ -194,7 +194,8 @@ class CompressConfig(JudgedConfig, QuantizationSettings):
 
         if not self.method or set(self.method) - {*BY_BLOCK} or len(self.formats) != 1:
             raise ConfigError(
-                f"by_block: expected one format, and methods among {', '.join(BY_BLOCK)}."
+                f"by_block: expected one format, and methods among {', '.join(BY_BLOCK)}; got "
+                f"{len(self.formats)} formats and the methods {', '.join(self.method) or 'none'}."
             )
         own = ("overrides", "skip", "skip_vision", "layers", "onnx", "qat_epochs", "train_epochs")
         for name in (*own, "samples", "evaluate", "loss", "distill"):

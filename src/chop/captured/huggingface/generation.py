@@ -109,6 +109,11 @@ def _new_graph_class(cls: Any) -> Any:
             """Runs the graph, with the mask that `generate` omits if it has no zeros."""
             given = {**dict(zip(names, args, strict=False)), **kwargs}
             ids = given.get("input_ids")
+            if ids is not None and not ids.shape[1]:
+                raise CaptureError(
+                    "generate: expected a prompt of at least one token, or one more than the cache "
+                    "holds; reset() clears a cache for another text"
+                )
             if ids is not None and given.get("attention_mask") is None:
                 tokens = cached_length(find_cache(given)[1], 0) + ids.shape[1]
                 given["attention_mask"] = ids.new_ones(ids.shape[0], tokens)

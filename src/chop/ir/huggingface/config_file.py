@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from chop.base.files.documents import read_json
 from chop.base.notices import warn_once
 from chop.base.trust import TRUST, is_trusted
-from chop.errors import ConfigError
+from chop.errors import ConfigError, did_you_mean
 from chop.ir.huggingface.folder_files import check_folder_files
 from chop.ir.storage.configs import IMPLEMENTATIONS, is_installed_implementation
 
@@ -36,6 +38,8 @@ COUNTS = {
 LEAST_BITS, MOST_BITS = 2**23, 2**31
 """Number of bits assumed for a small weight file, and for a folder without weights."""
 
+DTYPES = ("bfloat16", "float16", "float32")
+"""Common dtypes of weights, for messages."""
 METHODS = frozenset({"quant_method", "load_in_4bit", "load_in_8bit"})
 """Keys that say how weights are quantized; older releases of transformers wrote the last two."""
 KERNELS = "kernels from the hub"
@@ -81,10 +85,16 @@ def check_config(folder: Path) -> None:
             f"'{path}': quantization_config: expected an object with a quant_method, got "
             f"{settings!r:.80}; fetch the config.json that the tool wrote."
         )
+    for key in ("dtype", "torch_dtype"):
+        named = str(document.get(key) or "auto").removeprefix("torch.")
+        if named != "auto" and not isinstance(getattr(torch, named, None), torch.dtype):
+            raise ConfigError(f"'{path}': '{key}' is '{named}': {did_you_mean(named, DTYPES)}")
     files = [x for end in ("safetensors", "bin") for x in folder.glob(f"*.{end}") if x.is_file()]
     weights = 8 * sum(file.stat().st_size for file in files)
     most = max(weights, LEAST_BITS) if files else MOST_BITS
-    for key, value in _numbers(document):
+    for key, value in _leaves(document):
+        if type(value) is not int:
+            continue
         if SIZES.search(key) and value > most:
             has = "the weights of the folder have" if files else "expected at most"
             raise ConfigError(f"'{path}': '{key}' is {value}, {has} {most} bits.")
@@ -145,8 +155,16 @@ def _check_kernels(config: Any, where: str) -> None:
         )
 
 
-def _numbers(document: dict[str, Any]) -> Iterator[tuple[str, int]]:
-    """Yields every integer with its nearest key."""
+def describe_missing_key(config: Any, error: BaseException) -> str | None:
+    """Returns the fields of a config whose value transformers looked up in vain, or None."""
+    if not isinstance(error, KeyError):
+        return None
+    keys = [key for key, value in _leaves(config.to_dict()) if [value] == [*error.args]]
+    return f"config.json: {keys[0]} {error} is unknown to it" if keys else None
+
+
+def _leaves(document: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yields every value that is no list or object, with its nearest key."""
     pending: list[tuple[str, Any]] = list(document.items())
     while pending:
         key, value = pending.pop()
@@ -154,5 +172,5 @@ def _numbers(document: dict[str, Any]) -> Iterator[tuple[str, int]]:
             pending += value.items()
         elif isinstance(value, list):
             pending += ((key, item) for item in value)
-        elif type(value) is int:
+        else:
             yield key, value

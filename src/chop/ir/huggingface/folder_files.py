@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -49,6 +50,22 @@ def check_folder_files(folder: Path) -> None:
                 check_torch_file(path)
         if kind == "index":
             _check_index(path)
+
+
+def check_shards(index: Path, names: Iterable[str]) -> None:
+    """Raises CheckpointError if files that an index lists are missing.
+
+    Args:
+        index: path of the index.
+        names: names of the files, which may repeat.
+    """
+    every = {*names}
+    missing = sorted(name for name in every if not (index.parent / name).is_file())
+    if missing:
+        raise CheckpointError(
+            f"'{index.parent}' lacks {len(missing)} of the {len(every)} files that {index.name} "
+            f"lists, the first is '{missing[0]}'; fetch the folder again."
+        )
 
 
 def _check_index(path: Path) -> None:

@@ -6,6 +6,7 @@ KIVI quantizes what the models of its time cached, which is the same.
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,17 +21,18 @@ from transformers.cache_utils import (
     DynamicSlidingWindowLayer,
 )
 
-from chop.errors import ConfigError, describe, did_you_mean
+from chop.config import with_checked_arguments
+from chop.errors import ConfigError
 from chop.formats import FP8, NumberFormat, parse_format, parse_format_string
 from chop.ir.huggingface.config_file import KV_SCALES
 from chop.ir.huggingface.token_store import Per, StoreRule, TokenStore, get_block
+from chop.private.transformers_api import GenerateNotices
 
 Given = str | Mapping[str, Any] | NumberFormat
 """Format as text, as a mapping with `name`, or as an instance."""
-PER = ("channel", "token")
 
 
-class QuantizedCache(Cache):  # type: ignore[misc]
+class QuantizedCache(GenerateNotices, Cache):  # type: ignore[misc]
     """Low-bit KV cache for `model(..., cache=...)`, `generate(cache=...)` and graphs.
 
     The first `sink_length` tokens and the newest `residual_length` tokens, plus up to one block,
@@ -38,10 +40,13 @@ class QuantizedCache(Cache):  # type: ignore[misc]
     groups at a time. A call attends to earlier tokens as stored and to its own unrounded, so that a
     prompt is processed as with a float cache. The first tokens may be padding.
 
+    The cache belongs to one text: a second `generate` continues it, as with caches of transformers.
+    Call `reset()` before another text.
+
     Args:
         model: a Hugging Face model, its graph, or a configuration; it is not changed.
         keys: format of keys: text ("group_affine:width=4", "mxint8"), a mapping or a format;
-            "float" stores them unchanged.
+            "float" or None stores them unchanged.
         values: format of values; None uses that of keys.
         residual_length: number of newest tokens that stay float, 0 or more.
         keys_per: `channel` groups the tokens of a channel; `token` groups the channels of a token.
@@ -71,10 +76,11 @@ class QuantizedCache(Cache):  # type: ignore[misc]
     arXiv:2401.18079. Rotated keys: QuaRot, Ashkboos et al. 2024, arXiv:2404.00456, section 4.
     """
 
+    @with_checked_arguments
     def __init__(
         self,
         model: Any,
-        keys: Given = "group_affine:width=4",
+        keys: Given | None = "group_affine:width=4",
         values: Given | None = None,
         *,
         residual_length: int = 128,
@@ -85,8 +91,8 @@ class QuantizedCache(Cache):  # type: ignore[misc]
     ) -> None:
         lengths = {"residual_length": residual_length, "sink_length": sink_length}
         for name, length in lengths.items():
-            if type(length) is not int or length < 0:
-                raise ConfigError(f"{name}: expected 0 or more, got {describe(length)}.")
+            if length < 0:
+                raise ConfigError(f"{name}: expected 0 or more, got {length}.")
         key_rule = _rule("keys", keys, keys_per, **lengths, is_rotated=rotate_keys)
         value_rule = _rule("values", keys if values is None else values, values_per, **lengths)
         windows = _windows(_config(model))
@@ -138,6 +144,15 @@ class QuantizedCache(Cache):  # type: ignore[misc]
             key_states, value_states, layer_idx, *args, **kwargs
         )
         return states
+
+    def on_second_generate(self) -> None:
+        """Warns that a filled cache continues its text."""
+        if tokens := self.get_seq_length():
+            warnings.warn(
+                f"QuantizedCache: it holds {tokens} tokens of an earlier generate, so the prompt "
+                "must begin with these tokens. Call reset() on the cache before another text.",
+                stacklevel=2,
+            )
 
     @property
     def size_bytes(self) -> int:
@@ -195,6 +210,12 @@ class QuantizedLayer(CacheLayerMixin):  # type: ignore[misc]
         """Adds keys and values (B, H, T, D), and returns all that their queries attend to."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
+        held = self.stores[0].window
+        if held is not None and len(held) != len(key_states):
+            raise ConfigError(
+                f"QuantizedCache: it holds {len(held)} texts, got {len(key_states)}. Call reset() "
+                "on the cache before other texts."
+            )
         new = key_states.shape[-2]
         self.cumulative_length += new
         states = zip(self.stores, (key_states, value_states), strict=True)
@@ -218,6 +239,11 @@ class QuantizedLayer(CacheLayerMixin):  # type: ignore[misc]
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Returns the number of keys that new tokens attend to, and the position of the first."""
         past = self.cumulative_length
+        if past and not query_length:
+            raise ConfigError(
+                f"QuantizedCache: it holds {past} tokens of an earlier text, and the prompt has no "
+                "token after them. Call reset() on the cache before another text."
+            )
         if self.sliding_window is not None:
             past = min(past, self.sliding_window - 1)
         return past + query_length, self.cumulative_length - past
@@ -280,9 +306,7 @@ class QuantizedLayer(CacheLayerMixin):  # type: ignore[misc]
             store.map(lambda x: x.to(self.device, non_blocking=True))
 
 
-def _rule(name: str, given: Given, per: Per, **settings: Any) -> StoreRule:
-    if per not in PER:
-        raise ConfigError(f"{name}_per: '{per}': {did_you_mean(str(per), PER)}")
+def _rule(name: str, given: Given | None, per: Per, **settings: Any) -> StoreRule:
     is_text = isinstance(given, str)
     number_format = parse_format_string(given) if is_text else parse_format(given, name)  # type: ignore[arg-type]
     return StoreRule(number_format, per, block=get_block(number_format, per), **settings)
