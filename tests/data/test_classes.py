@@ -77,6 +77,12 @@ def test_a_split_of_other_classes_is_refused(train, test):
         check_classes(rows(train, test), "mine")
 
 
+@pytest.mark.parametrize("other", ["Cat", "cat "])
+def test_a_class_of_a_split_with_another_spelling_is_refused(other):
+    with pytest.raises(ConfigError, match=f"'{other}' of the split 'test' differs from 'cat' of"):
+        check_classes(rows(["cat", "dog"] * 4, ["dog", other]), "mine")
+
+
 def test_reading_class_names_shows_no_progress_bar(capfd, monkeypatch):
     monkeypatch.setenv("TQDM_MININTERVAL", "0")
     rows = Dataset.from_dict({"labels": ["a", "b"] * 50})
@@ -149,6 +155,15 @@ def test_names_of_folders_without_rows_are_not_refused():
     named = ClassLabel(names=["bird", "lo", "mid"])
     numbered = with_numbered_labels(rows_with_inputs([1, 2], [2], named), OWN, is_closed=True)
     assert numbered["train"]["label"][:] == [1, 2] and class_names(numbered) == [*OWN]
+
+
+def test_numbers_beyond_the_class_names_are_refused():
+    assert with_numbered_labels(rows([0, 2], [1]), OWN, is_closed=True)["train"]["label"][:] == [
+        0,
+        2,
+    ]
+    with pytest.raises(ConfigError, match="3 is beyond the 3 class names; name each class, from 0"):
+        with_numbered_labels(rows([0, 2], [3]), OWN, is_closed=True)
 
 
 def test_names_that_differ_in_case_are_matched_exactly():

@@ -276,6 +276,11 @@ DISGUISED = {
     "open quote": ("a.csv", f'{HEADER}{LINES}"good film,1\n'.encode(), "opened and not closed"),
     "large": ("a.csv", f"a,label\n{2**70},1\n".encode(), "whole numbers beyond 64 bits"),
     "columns": ("a.json", b'{"x": [1, 2, 3], "label": [0, 1, 0]}', "one record with lists"),
+    "index": (
+        "a.json",
+        b'{"0": {"x": 1, "y": 0}, "1": {"x": 2, "y": 1}}',
+        "or records \\(0",
+    ),
     "cut": ("a.json", b'[{"text": "good", "la', "The file may be cut off"),
     "quotes": ("a.jsonl", b"{'text': 'good', 'label': 1}\n", "names in double quotes"),
 }

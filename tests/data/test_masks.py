@@ -136,7 +136,13 @@ def test_what_is_wrong_is_one_sentence(tmp_path):
     write(tmp_path / "b", ("images", "masks"))
     for i in range(5):
         (tmp_path / f"b/masks/{i}.png").rename(tmp_path / f"b/masks/m{i}.png")
-    with pytest.raises(ConfigError, match="folders of classes need other names"):
+    with pytest.raises(
+        ConfigError, match=r"differ \(('m?\d', ){5}'m?\d' and 4 more\).*folders of classes need"
+    ):
+        load_dataset(tmp_path / "b")
+    for mask in (tmp_path / "b/masks").iterdir():
+        mask.rename(mask.with_suffix(".npy"))
+    with pytest.raises(ConfigError, match=r"masks' has no images, but files such as 'm0\.npy'"):
         load_dataset(tmp_path / "b")
     write(tmp_path / "c", ("images", "masks"))
     save(tmp_path / "c/masks/2.png", drawn(1)[0][0])
@@ -203,8 +209,9 @@ def test_masks_in_jpeg_files_are_reported(tmp_path):
     assert [each.text[:20] for each in assumed] == ["Masks in JPEG files "]
 
 
-def test_a_folder_of_masks_with_another_name_is_no_class(tmp_path):
-    write(tmp_path, ("images", "labels"), size=(4, 4))
+@pytest.mark.parametrize("place", ["", "train/"])
+def test_a_folder_of_masks_with_another_name_is_no_class(tmp_path, place):
+    write(tmp_path, (f"{place}images", f"{place}labels"), size=(4, 4))
     with pytest.raises(ConfigError, match="labels' has the file names of .*rename it to 'masks'"):
         load_dataset(tmp_path)
 

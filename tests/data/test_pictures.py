@@ -1,6 +1,7 @@
 """Pictures in files, and what is said of one that is broken."""
 
 import io
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -34,6 +35,12 @@ def read_all(folder):
     splits = load_dataset(folder)
     data = with_pixels(splits, describe_dataset(str(folder), splits))
     return [row["pixel_values"].shape for split in data.values() for row in split]
+
+
+def test_a_metadata_file_needs_names_of_images(folder):
+    (folder / "metadata.jsonl").write_text(json.dumps({"filename": "1.png", "label": "a"}))
+    with pytest.raises(ConfigError, match="metadata file without a column 'file_name'.*; rename"):
+        load_dataset(folder)
 
 
 def test_whole_pictures_are_read(folder):

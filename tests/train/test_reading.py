@@ -2,6 +2,7 @@
 
 import numpy as np
 import pandas as pd
+import pyarrow
 import pytest
 import torch
 from datasets import Dataset
@@ -142,6 +143,16 @@ def test_splits_may_be_of_any_kind():
             r"1 of 50 rows have blank cells or NaN \(row 5\)",
         ),
         (TX.numpy(), r"got ndarray in row 0; pass arrays as \(inputs, labels\)"),
+        (
+            TensorDataset,
+            r"got the class TensorDataset; pass an instance, such as TensorDataset\(\)",
+        ),
+        ((SET, SET), r"got a TensorDataset in a tuple; pass splits by name, \{'train': \.\.\."),
+        (pyarrow.table({"x": [1]}), r"got a pyarrow Table; pass a pandas frame, data\.to_pandas"),
+        (
+            Dataset.from_dict({"image": [Image.new("L", (4, 4))], "label": [0]}),
+            "column 'image' holds images; set a transform",
+        ),
         ("rows.npz", r"got the name 'rows.npz'; .* chop.data.load_dataset, .*\(inputs, labels\)"),
     ],
 )
@@ -149,6 +160,12 @@ def test_what_is_no_labeled_rows_is_one_sentence(rows, message):
     with pytest.raises(ConfigError, match=message) as caught:
         read_rows(rows)
     assert "\n" not in str(caught.value)
+
+
+def test_nested_tensors_are_rows_of_different_lengths():
+    nested = torch.nested.nested_tensor([TX[0], TX[1, :3]], layout=torch.jagged)
+    columns = read_columns((nested, TY[:2]))
+    assert [row.tolist() for row in columns["input 0"]] == [TX[0].tolist(), TX[1, :3].tolist()]
 
 
 def test_a_tuple_of_pairs_is_rows_as_a_list_of_them_is():

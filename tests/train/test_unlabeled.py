@@ -1,5 +1,7 @@
 """Rows as people have them: frames, mappings with labels, lists of rows and of batches."""
 
+from decimal import Decimal
+
 import numpy as np
 import pytest
 import torch
@@ -48,6 +50,10 @@ FRAMES = {
     "an array": lambda: (FRAME, Y.numpy()),
     "pandas' own types": lambda: (FRAME.convert_dtypes(), SERIES.astype("Int64")),
     "float64": lambda: (FRAME.astype("float64"), SERIES.astype("float64")),
+    "categories": lambda: (FRAME, SERIES.astype("category")),
+    "decimals": lambda: (FRAME.map(lambda x: Decimal(float(x))), SERIES),
+    "objects": lambda: (FRAME.astype(object), SERIES.astype(object)),
+    "a column of floats": lambda: (FRAME, Y.float()[:, None]),
 }
 
 
@@ -63,6 +69,10 @@ FRAMES_REFUSED = {
         lambda: (FRAME.assign(g=pandas.Timestamp("2026-11-29")), SERIES),
         "column 'g': expected numbers, got Timestamp",
     ),
+    "arrays in cells": (
+        lambda: (pandas.DataFrame({"x": list(X.numpy())}), SERIES),
+        r"column 'x': .*pass its rows as an array \(numpy\.stack\(series\)\)",
+    ),
     "only texts": (
         lambda: (FRAME.astype(str), SERIES),
         "column 'a': expected numbers, got '",
@@ -74,6 +84,14 @@ FRAMES_REFUSED = {
     "an infinite tensor": (
         lambda: (X.log().abs().nan_to_num(torch.inf), Y),
         "infinite numbers|NaN",
+    ),
+    "another order": (
+        lambda: (FRAME, SERIES.set_axis(FRAME.index)[::-1]),
+        r"indices have the same labels in another order; pass \(X, y\.loc\[X\.index\]\)",
+    ),
+    "missing category": (
+        lambda: (FRAME, SERIES.mask([True] + [False] * 11).astype("category")),
+        "labels: 1 of 12 rows have no label",
     ),
     "infinite labels": (lambda: (X, torch.full((12,), torch.inf)), "labels: 12 of 12 rows"),
 }

@@ -21,6 +21,7 @@ from chop.errors import ChopError
 from chop.train import evaluate, find_task, fit, read_rows
 from chop.train.intervals import Score
 from chop.train.judge import Judge
+from chop.train.text_labels import with_numbered_texts
 from chop.workloads.chance import check_scores
 from chop.workloads.workload import Workload
 
@@ -231,6 +232,22 @@ def test_a_column_of_texts_beside_numbers_is_an_assumption(rows):
     assert torch.equal(column, X)
     (text,) = [each.text for each in assumptions]
     assert text == "columns without numbers are not used as inputs: id"
+
+
+def test_text_labels_of_tables_are_numbered_in_all_splits():
+    texts = {"train": ["b", "a"] * 12, "test": ["a"] * 24}
+    tables = {
+        key: datasets.Dataset.from_dict({"x": X.tolist(), "label": texts[key]}) for key in texts
+    }
+    read = {key: read_rows(table) for key, table in with_numbered_texts(tables).items()}
+    assert read["train"].labels.tolist() == [1, 0] * 12 and not read["test"].labels.any()
+    assert torch.equal(read["test"].columns["x"], X)
+
+
+def test_lists_that_are_missing_in_a_table_are_one_sentence():
+    table = datasets.Dataset.from_dict({"x": [None, [1.0, 2.0]], "label": [0, 1]})
+    with pytest.raises(ChopError, match=r"column 'x': 1 of 2 rows are missing \(None\); fill"):
+        read_rows(table)
 
 
 def test_rows_that_were_written_elsewhere_are_read():

@@ -128,11 +128,8 @@ def rows_by_split(data: Any, test: Any) -> dict[str, Any]:
         names = enumerate_names([*data], len(SPLITS))
         raise ConfigError(f"data: expected a split train as well, got {names}.")
     if isinstance(data, Mapping) and "train" in data:
-        unknown = sorted(data.keys() - SPLITS)
-        if unknown:
-            raise ConfigError(
-                f"data: expected the splits train, test and validation, got '{unknown[0]}'."
-            )
+        for name in data:
+            check_known(name, sorted(SPLITS), "data: unknown split")
         splits = dict(data)
         if splits["train"] is None:
             raise ConfigError("data['train']: expected labeled rows, such as (X, y), got None.")

@@ -26,7 +26,7 @@ from chop.data.confined import (
     get_home,
     get_reader,
 )
-from chop.data.masks import read_masks
+from chop.data.masks import MAX_LISTED, read_masks
 from chop.data.null_rows import check_rows
 from chop.data.table_errors import EMPTY, HEADER, error_chain, explain_table_error
 from chop.data.unpacked import check_unpacked
@@ -90,6 +90,8 @@ JSON_STARTS = {b"[{": "JSON (.json)", b'{"': "JSON (.json)"}
 OTHER_STARTS = {"csv": PAGE_STARTS | JSON_STARTS, "json": PAGE_STARTS}
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 """Byte order marks, which the decoder's own message is about."""
+METADATA_KEY = "must be present as dictionary key in metadata files"
+"""Part of the message of `datasets` about a metadata file without names of images."""
 NO_ROWS = re.compile(r'Instruction "(\w+)" corresponds to no data')
 """The message of `datasets` about a split without rows."""
 
@@ -250,6 +252,11 @@ def _reading(folder: Path) -> AbstractContextManager[None]:
                     "image of it: write one for each split, or remove it"
                 )
             return f"has no rows in the split '{empty[1]}': remove its file, or add rows"
+        if METADATA_KEY in str(error):
+            return (
+                "has a metadata file without a column 'file_name', which names the image of each "
+                "row; rename its column of file names to 'file_name'"
+            )
         arrays = next((path for path in folder.iterdir() if _array_advice(path)), folder)
         if arrays is folder and (formats := describe_formats(folder, FILE_KINDS)):
             return formats
@@ -376,12 +383,17 @@ def _find_separator(name: str, split: Dataset) -> str | None:
 def _check_has_records(splits: DatasetDict, what: str) -> None:
     """Raises ConfigError for JSON whose only record holds all rows."""
     split = next(iter(splits.values()))
-    lists = [name for name, feature in split.features.items() if hasattr(feature, "feature")]
+    lists = [
+        name
+        for name, feature in split.features.items()
+        if hasattr(feature, "feature") or isinstance(feature, dict)
+    ]
     is_single = all(len(each) == 1 for each in splits.values())
     if is_single and lists and len(split[0][lists[0]] or ()) > 1:
         raise ConfigError(
-            f"{what} is one record with lists ({enumerate_names(lists, MOST_NAMES)}); expected a "
-            "list of records, as pandas writes with orient='records', or a record per line."
+            f"{what} is one record with lists or records ({enumerate_names(lists, MAX_LISTED)}); "
+            "expected a list of records, as pandas writes with orient='records', or a record per "
+            "line."
         )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from chop.base.notices import assume
 from chop.config import with_checked_arguments
+from chop.data.cells import TEXTS
 from chop.data.masks import with_masks_as_labels
 from chop.data.pictures import picture_column
 from chop.data.splits import SPLITS, check_splits
@@ -212,7 +213,7 @@ def describe_missing_label(splits: DatasetDict, name: str) -> str:
 
 def _likely_label(train: Dataset) -> str:
     """Names the only column of repeated texts, which is probably the label, else returns ""."""
-    texts = [name for name, kind in train.features.items() if "string" in str(kind.dtype)]
+    texts = [name for name, kind in train.features.items() if getattr(kind, "dtype", None) in TEXTS]
     counts = {name: len({*train[name][:]}) for name in texts}
     likely = [name for name, count in counts.items() if 1 < count <= MOST_LABELS]
     return (

@@ -91,6 +91,13 @@ def check_classes(splits: DatasetDict, name: str) -> None:
                 f"data set '{name}': the classes of the split '{key}' ({listed}) do not occur in "
                 f"the training rows ({trained}); {_way_out(known)}."
             )
+        folded = {str(value).strip().casefold(): value for value in known}
+        for value in others:
+            if (alike := folded.get(value.strip().casefold())) is not None:
+                raise ConfigError(
+                    f"data set '{name}': the class {value!r} of the split '{key}' differs from "
+                    f"{alike!r} of the training rows only in case or spaces; rename one of them."
+                )
         if others:
             assume(f"no training row has the class {listed} of the split '{key}'", log)
     for alike in _alike([value for value in known if isinstance(value, str)]):
@@ -140,9 +147,16 @@ def with_numbered_labels(
     from datasets import ClassLabel, DatasetDict
 
     names = class_names(splits)
-    if names is None:
-        return splits
     column = label_column(splits["train"].column_names)
+    if names is None:
+        labels = {x for split in splits.values() for x in split.unique(column)} if is_closed else {}
+        largest = max((x for x in labels if isinstance(x, int)), default=-1)
+        if known is not None and largest >= len(known):
+            raise ConfigError(
+                f"labels: {largest} is beyond the {len(known)} class names; name each class, from "
+                f"0 to {largest}."
+            )
+        return splits
     is_text = not isinstance(splits["train"].features[column], ClassLabel)
     if is_closed and not is_text:
         numbers_in_rows = {i for split in splits.values() for i in split.unique(column)}

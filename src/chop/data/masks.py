@@ -36,6 +36,8 @@ OTHER_SIZE = "masks of another size"
 """Key of the assumption that masks are scaled to their images."""
 MASK_COLUMNS = ("mask", "masks", "annotation", "segmentation_mask")
 """Columns used as masks if there is no label column."""
+MAX_LISTED = 6
+"""Maximum number of files or columns that a message lists."""
 SUFFIXES = (".png", ".bmp", ".gif", ".jpg", ".jpeg", ".tif", ".tiff", ".webp")
 ONE_NUMBER = ("1", "L", "P", "I", "I;16", "I;16B", "I;16L")
 """Pillow modes with one integer per pixel; for P it is the palette index."""
@@ -79,7 +81,9 @@ def read_masks(folder: Path, home: Home) -> DatasetDict | None:
 
     pairs = _pairs_of_folders(folder)
     if not pairs:
-        _check_is_named(_folders(folder))
+        top = _folders(folder)
+        for folders in (top, *map(_folders, top.values())):
+            _check_is_named(folders)
         return None
     _report_unread(folder, pairs)
     splits = DatasetDict({split: _read_pair(*pair) for split, pair in pairs.items()})
@@ -146,8 +150,15 @@ def _read_pair(images: Path, masks: Path) -> Any:
 
     pictures, labels = _by_name(images), _by_name(masks)
     lonely = sorted(pictures.keys() ^ labels.keys())
+    for place, files in ((images, pictures), (masks, labels)):
+        unread = sorted(path.name for path in place.iterdir() if path.is_file())
+        if unread and not files:
+            raise ConfigError(
+                f"'{place}' has no images, but files such as '{unread[0]}'; save them as images, "
+                "such as .png."
+            )
     if lonely or not pictures:
-        alone = enumerate_names(list(map(repr, lonely)), MOST_NAMES) or "none"
+        alone = enumerate_names(list(map(repr, lonely)), MAX_LISTED) or "none"
         others = pictures.keys() & labels.keys()
         hint = "" if others else "; folders of classes need other names"
         raise ConfigError(

@@ -1,17 +1,20 @@
-"""Check for JSON files with `null` rows, which crash pyarrow."""
+"""Checks for `null` rows of JSON files, which crash pyarrow, and for missing lists of tables."""
 
 from __future__ import annotations
 
 import codecs
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from chop.base.files.library_errors import library_errors
 from chop.data.unpacked import JSON, contents
 from chop.errors import ConfigError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 CHUNK = 2**20
 """Number of bytes checked at once."""
@@ -67,3 +70,20 @@ def _has_null_line(part: bytes, file: IO[bytes]) -> bool:
             before = line.rstrip() or before
         part = file.read(CHUNK)
     return False
+
+
+def check_lists(dataset: Dataset, names: Sequence[str]) -> None:
+    """Raises ConfigError if a list of numbers is missing, which `datasets` does not stack.
+
+    Args:
+        dataset: table of `datasets`.
+        names: columns to check.
+    """
+    for name in names:
+        if hasattr(dataset.features[name], "feature"):
+            column = dataset.select_columns([name]).with_format("arrow")[:][name]
+            if column.null_count:
+                raise ConfigError(
+                    f"column '{name}': {column.null_count} of {len(column)} rows are missing "
+                    "(None); fill them in or remove these rows."
+                )

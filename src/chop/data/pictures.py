@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,23 @@ def picture_column(splits: DatasetDict) -> str | None:
     features = splits["train"].features
     pictures = [name for name, kind in features.items() if isinstance(kind, Image)]
     return next((name for name in pictures if name not in ("labels", "label")), None)
+
+
+def check_not_only_images(dataset: Dataset, numbers: Sequence[str]) -> None:
+    """Raises ConfigError if the inputs of a table are images, which are not decoded here.
+
+    Args:
+        dataset: table of `datasets`.
+        numbers: its input columns of numbers.
+    """
+    from datasets import Image
+
+    images = [name for name, feature in dataset.features.items() if isinstance(feature, Image)]
+    if images and not numbers:
+        raise ConfigError(
+            f"column '{images[0]}' holds images; set a transform that makes tensors of them "
+            "(dataset.with_transform)."
+        )
 
 
 def with_files(split: Dataset, column: str) -> Dataset:

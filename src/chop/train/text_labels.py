@@ -9,19 +9,22 @@ import numpy as np
 
 from chop.base.notices import assume
 from chop.data import label_column
+from chop.data.bars import without_bars
+from chop.data.cells import TEXTS
 from chop.data.labels import MAX_LISTED, numbers_of_names, sorted_names
 from chop.errors import ConfigError, enumerate_names
 from chop.train.given.frames import is_frame, is_series
 
 
+@without_bars()
 def with_numbered_texts(
     splits: Mapping[str, Any], known: Mapping[str, int] | None = None
 ) -> dict[str, Any]:
     """Converts text labels to classes, with the same numbers in all splits.
 
     Args:
-        splits: rows by split: frames, pairs `(X, y)` or mappings of columns. Other kinds and
-            numeric labels stay unchanged.
+        splits: rows by split: frames, pairs `(X, y)`, mappings of columns or data sets of
+            `datasets`. Other kinds and numeric labels stay unchanged.
         known: class numbers by name from the model; None if it has none.
     Raises:
         ConfigError: if a row has no label.
@@ -73,7 +76,16 @@ def _labels(data: Any) -> Any:
     if isinstance(data, tuple) and len(data) == 2:
         labels = data[1]
         return labels.iloc[:, 0] if is_frame(labels) and labels.shape[1] == 1 else labels
-    return None
+    column = _text_column(data)
+    return None if column is None else data.with_format(None)[column][:]
+
+
+def _text_column(data: Any) -> str | None:
+    """Returns the label column of a `datasets.Dataset` if it has texts, else None."""
+    column = label_column(getattr(data, "column_names", None) or [])
+    feature = (getattr(data, "features", None) or {}).get(column)
+    is_text = hasattr(data, "__len__") and getattr(feature, "dtype", None) in TEXTS
+    return column if is_text else None
 
 
 def _texts(data: Any) -> list[str] | None:
@@ -99,4 +111,6 @@ def _replaced(data: Any, numbers: np.ndarray) -> Any:
         return data.assign(**{str(label_column(list(data))): numbers})
     if isinstance(data, Mapping):
         return {**data, str(label_column(list(data))): numbers}
+    if (column := _text_column(data)) is not None:
+        return data.remove_columns(column).add_column(column, numbers)
     return data[0], numbers

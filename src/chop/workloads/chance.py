@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Mapping
 
+import torch
 from rich.console import Console
 from torch import Tensor
 
@@ -13,9 +14,12 @@ from chop.base.notices import assume, in_words
 from chop.errors import ConfigError
 from chop.models.own import describe_drawn_weights
 from chop.train.evaluator import Evaluator
+from chop.train.feed import Feed, eval_mode
 from chop.train.intervals import FEW_ROWS, Score
 from chop.train.metric import CONSTANTS, GUESSED, LOWER_IS_BETTER
+from chop.train.model_io import read_answers
 from chop.train.task import JUDGED
+from chop.train.tasks import BINARY, MULTILABEL
 from chop.workloads.settings import WorkloadConfig
 from chop.workloads.workload import Workload
 
@@ -28,6 +32,11 @@ RARE_CLASS_METRICS = ("balanced_accuracy", "f1", "roc_auc")
 """Metrics that also judge rare classes."""
 SEVERAL_CLASSES = "Provide rows of at least two classes in this split; --force continues."
 """Way out if a split has rows of one class."""
+PROBABILITIES = (
+    "The outputs are all from 0 to 1, as after a sigmoid, and logits are expected, which are "
+    "compared with 0: leave out the sigmoid."
+)
+"""Warning of a model with a sigmoid at its end."""
 ROUNDING = 1e-9
 """Tolerance of a correlation with a constant, which is not exactly 0."""
 
@@ -90,6 +99,10 @@ def check_scores(scores: Mapping[str, Score], workload: Workload, config: Worklo
     if few:
         text = f"Few rows: {' and '.join(few)}; use at least {FEW_ROWS} to distinguish formats."
         Console().print(text, highlight=False, markup=False)
+    has_logits = workload.judge is not None or not _are_probabilities(workload)
+    hint = "" if has_logits else PROBABILITIES
+    if hint:
+        assume(hint, log)
     # Rows of one class are named before what else may be wrong.
     ordered = sorted(scores.items(), key=lambda each: not each[1].has_one_class)
     for name, score in ordered:
@@ -105,7 +118,7 @@ def check_scores(scores: Mapping[str, Score], workload: Workload, config: Worklo
         reason = _why_uninformative(name, score, workload)
         if reason and not config.force:
             way_out = SEVERAL_CLASSES if score.has_one_class else _way_out(workload, config)
-            raise ConfigError(f"{reason} {way_out}")
+            raise ConfigError(f"{reason} {hint}{' ' * bool(hint)}{way_out}")
         if reason:
             assume(f"{reason[0].upper()}{reason[1:]} Continuing because of --force.")
             Console().print(
@@ -161,6 +174,19 @@ def _why_uninformative(name: str, score: Score, workload: Workload) -> str | Non
     )
 
 
+def _are_probabilities(workload: Workload) -> bool:
+    """Returns true for yes-or-no answers whose outputs for some test rows are all from 0 to 1."""
+    if workload.task.name not in (BINARY, MULTILABEL):
+        return False
+    rows, model = workload.test.spread(FEW_ROWS), workload.model
+    with torch.no_grad(), eval_mode(model):
+        batches = Feed(model, rows, len(rows), workload.task, workload.device).outputs()
+        answers = [read_answers(x.output, workload.task, len(x.labels)) for x in batches]
+    numbers = torch.cat([each.flatten() for each in answers])
+    is_constant = bool((numbers == numbers[0]).all())  # as zeroed weights make it
+    return not is_constant and bool(((numbers >= 0) & (numbers <= 1)).all())
+
+
 def _way_out(workload: Workload, config: WorkloadConfig) -> str:
     drawn = describe_drawn_weights(workload.name)
     if drawn and config.weights is None and not config.train_epochs:
@@ -184,7 +210,9 @@ def _way_out(workload: Workload, config: WorkloadConfig) -> str:
         )
     if workload.task.name == "regression":
         scaling += " (--label-mean and --label-std for labels that were standardized for training)"
+    longer = " longer" * bool(config.train_epochs)
     return rare + (
         f"Check the weights, the labels and the preprocessing{scaling}, provide more rows, or "
-        "train the model (--train-epochs); --force continues." + in_words(workload.assumptions)
+        f"train the model{longer} (--train-epochs); --force continues."
+        + in_words(workload.assumptions)
     )

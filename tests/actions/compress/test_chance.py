@@ -199,6 +199,22 @@ JOBS = {
 }
 
 
+@pytest.mark.parametrize("task, count", [("binary", 1), ("multilabel", 2)])
+def test_a_sigmoid_at_the_end_is_named(task, count, caplog):
+    x, _ = get_rows(task)
+    labels = (x[:, :count] > 0).long().squeeze(1)
+    layer = Linear(8 * torch.eye(6)[:count])
+    check_float_model(Workload.of(layer, *split((x, labels)), task=task), LowerConfig())
+    assert "sigmoid" not in caplog.text
+    ended = Workload.of(nn.Sequential(layer, nn.Sigmoid()), *split((x, labels)), task=task)
+    if task == "binary":
+        with pytest.raises(ConfigError, match="from 0 to 1.* leave out the sigmoid"):
+            check_float_model(ended, LowerConfig())
+    else:
+        check_float_model(ended, LowerConfig())  # F1 of all labels is better than of none
+    assert "leave out the sigmoid" in caplog.text
+
+
 @pytest.mark.parametrize("job", JOBS)
 def test_every_job_stops(job, tmp_path):
     with pytest.raises(ConfigError, match="no better than always predicting the most common class"):

@@ -373,7 +373,8 @@ def test_labels_that_do_not_count_have_no_part():
 
 WRONG = {
     "no teacher": (True, "expected a teacher"),
-    "a number": (3, "expected a mapping"),
+    "weights": ("teacher.pt", r"does not exist; expected a module, the folder of a run"),
+    "a number": (3, r"expected a teacher \(a module, .*, or a mapping of settings, got 3"),
     "a misspelt field": ({"hidde": "mse"}, "did you mean 'hidden'"),
     "alpha beyond 1": ({"alpha": 1.5}, "expected 0 to 1"),
     "no temperature": ({"temperature": 0}, "expected above 0"),

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from torch import nn
 
 from chop.config import Range, check_fields, parse
-from chop.errors import ConfigError
+from chop.errors import ConfigError, describe
 from chop.ir.graph import MaseGraph
 from chop.train.distillation.soft_losses import soft_losses, squared_difference
 from chop.train.distillation.teacher import Teacher
@@ -74,6 +74,12 @@ class Distillation:
             return None
         if isinstance(given, nn.Module | MaseGraph | Teacher | str | Path):
             given = {"teacher": given}
+        is_known = isinstance(given, Mapping | Distillation | bool)
+        if not is_known:
+            raise ConfigError(
+                "distill: expected a teacher (a module, a graph or a path), True, or a mapping of "
+                f"settings, got {describe(given)}."
+            )
         settings: Self = parse(cls, {} if given is True else given, "distill")
         chosen = teacher if settings.teacher is None else settings.teacher
         if chosen is None:

@@ -17,7 +17,7 @@ from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
 from chop.ir.storage.checkpoint import find_checkpoint
 from chop.models import builtin_model, load_model
-from chop.models.load import continues_texts
+from chop.models.load import WEIGHT_SUFFIXES, continues_texts
 from chop.train.distillation.soft_losses import binary_divergence
 from chop.train.feed import ROW, Answered, Feed, eval_mode
 from chop.train.model_io import LABELS, input_columns, read_answers
@@ -145,6 +145,12 @@ def load_teacher(given: Any) -> nn.Module:
         )
     if (checkpoint := find_checkpoint(given)) is not None:
         return MaseGraph.from_checkpoint(checkpoint).model.eval()
+    if (path := Path(given)).suffix in WEIGHT_SUFFIXES:
+        problem = "holds weights only" if path.is_file() else "does not exist"
+        raise ConfigError(
+            f"distill: '{given}' {problem}; expected a module, the folder of a run or of a Hugging "
+            "Face model, or in commands file.py:function, which builds the model and loads weights."
+        )
     if (name := builtin_model(str(given))) is not None:
         raise ConfigError(
             f"distill: '{name}' is built in and untrained: pass load_trained('{name}') of "

@@ -19,6 +19,8 @@ def dense(value: Any) -> Any:
     Raises:
         ConfigError: if the array is structured or has masked numbers.
     """
+    if isinstance(value, Tensor) and value.is_nested:
+        return list(value.unbind())
     if isinstance(value, Tensor):
         return value if value.layout == torch.strided else value.to_dense()
     if type(value).__module__.startswith(SCIPY_SPARSE) and hasattr(value, "toarray"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from decimal import Decimal
 from numbers import Real
 from typing import Any
 
@@ -70,6 +72,18 @@ def align_columns(train: Any, rows: Any, split: str) -> Any:
     return rows[[*known, *others]] if is_clear and given != known else rows
 
 
+def check_same_order(arrays: Sequence[Any]) -> None:
+    """Raises ConfigError if frames and series have the same index labels in another order."""
+    first, *others = [array.index for array in arrays if is_frame(array) or is_series(array)] or [0]
+    for index in others:
+        is_equal_set = len(index) == len(first) and {*index} == {*first}
+        if is_equal_set and not index.equals(first):
+            raise ConfigError(
+                "expected inputs and labels in one order, got frames whose indices have the same "
+                "labels in another order; pass (X, y.loc[X.index])."
+            )
+
+
 def to_matrix(frame: Any) -> np.ndarray:
     """Converts a frame to float32 (rows, columns), in the order of its columns.
 
@@ -111,10 +125,18 @@ def to_array(series: Any, name: str | None = None) -> np.ndarray:
     """
     kind = getattr(series.dtype, "kind", "O")
     if kind not in "biuf":
-        first = next((value for value in series.dropna() if not isinstance(value, Real)), None)
+        values = series.dropna()
+        first = next((value for value in values if not isinstance(value, Real | Decimal)), None)
+        if first is None and kind == "O":  # categories and objects that are numbers
+            import pandas
+
+            return np.asarray(pandas.to_numeric(series))
+        advice = "number its values (series.astype('category').cat.codes)"
+        if isinstance(first, Sequence | np.ndarray) and not isinstance(first, str):
+            advice = "pass its rows as an array (numpy.stack(series))"
         raise ConfigError(
-            f"column '{name or series.name}': expected numbers, got {describe(first)}; number its "
-            "values (series.astype('category').cat.codes) or leave it out."
+            f"column '{name or series.name}': expected numbers, got {describe(first)}; {advice} or "
+            "leave it out."
         )
     if _is_of_pandas(series.dtype):  # of pandas' own, with NA
         whole = kind in "biu" and not series.isna().any()

@@ -35,9 +35,9 @@ def read_labels(column: Column) -> Column:
 def _as_labels(column: Tensor) -> Tensor:
     if column.is_complex():
         raise ConfigError(f"labels: got complex numbers ({column.dtype}), expected real ones.")
+    one = column.squeeze(-1) if column.dim() == 2 and column.shape[1] == 1 else column
     if not column.is_floating_point():
-        whole = column.long()
-        return whole.squeeze(-1) if whole.dim() == 2 and whole.shape[1] == 1 else whole
+        return one.long()
     missing = int(column.isnan().sum())
     if missing:
         raise ConfigError(
@@ -48,7 +48,7 @@ def _as_labels(column: Tensor) -> Tensor:
         raise ConfigError(
             f"labels: {endless} of {len(column)} rows have infinite values; remove these rows."
         )
-    return column.long() if _are_classes(column) else column
+    return one.long() if _are_classes(one) else column
 
 
 def _are_classes(numbers: Tensor) -> bool:

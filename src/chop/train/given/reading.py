@@ -20,13 +20,17 @@ from torch.utils.data import (
     SequentialSampler,
     TensorDataset,
 )
+from torch.utils.data import Dataset as TorchDataset
 
 from chop.data import label_column
 from chop.data.bars import without_bars
 from chop.data.cells import note_texts
+from chop.data.null_rows import check_lists
+from chop.data.pictures import check_not_only_images
 from chop.errors import MOST_NAMES, ConfigError, describe, enumerate_names
 from chop.train.given.arrays import dense
 from chop.train.given.frames import (
+    check_same_order,
     is_frame,
     is_series,
     is_text,
@@ -64,6 +68,11 @@ def read_columns(dataset: Any, outputs: Sequence[str] = ()) -> dict[str, Column]
             f"expected rows, got the name '{dataset}'; read tables and images with "
             "chop.data.load_dataset, and pass arrays as (inputs, labels)."
         )
+    if isinstance(dataset, type):
+        raise ConfigError(
+            f"expected rows, got the class {dataset.__name__}; pass an instance, such as "
+            f"{dataset.__name__}()."
+        )
     if isinstance(dataset, TensorDataset):
         return _from_arrays(dataset.tensors)
     if isinstance(dataset, DataLoader):
@@ -83,6 +92,9 @@ def read_columns(dataset: Any, outputs: Sequence[str] = ()) -> dict[str, Column]
                 "chop.compress also takes label_column=."
             )
         return _from_arrays(split_frame(dataset))
+    if hasattr(dataset, "to_pandas") and not hasattr(dataset, "with_format"):
+        kind = f"{type(dataset).__module__.partition('.')[0]} {type(dataset).__name__}"
+        raise ConfigError(f"expected rows, got a {kind}; pass a pandas frame, data.to_pandas().")
     if _is_named_pair(dataset):
         return _from_named(*dataset)
     if isinstance(dataset, tuple):
@@ -204,6 +216,8 @@ def _get_labels(value: Any) -> Any:
 def _from_table(dataset: Dataset) -> dict[str, Column]:
     names = [name for name in dataset.column_names if is_numeric(dataset, name)]
     label = label_column(dataset.column_names)
+    check_not_only_images(dataset, [name for name in names if name != label])
+    check_lists(dataset, names)
     others = [name for name in dataset.column_names if name not in (*names, label)]
     note_texts(others, [name for name in names if name != label])
     table = dataset.select_columns(names).with_format("numpy")[:]
@@ -307,7 +321,13 @@ def _by_position(parts: Sequence[Any]) -> dict[str, Any]:
 
 def _from_arrays(arrays: Sequence[Any]) -> dict[str, Column]:
     arrays = [list(array) if isinstance(array, Iterator) else dense(array) for array in arrays]
+    check_same_order(arrays)
     for array in arrays:
+        if isinstance(array, TorchDataset | DataLoader):
+            raise ConfigError(
+                f"expected (X, y) of arrays, got a {type(array).__name__} in a tuple; pass splits "
+                "by name, {'train': ..., 'validation': ..., 'test': ...}."
+            )
         if isinstance(array, str):
             raise ConfigError(
                 f"expected (X, y) of arrays, got the text '{array}'; pass the column itself."
