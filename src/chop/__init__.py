@@ -65,8 +65,18 @@ def _find_spec(fullname: str, path: object = None, target: object = None) -> Mod
     return find_spec(fullname)
 
 
+def _explain_missing(fullname: str, path: object = None, target: object = None) -> None:
+    """Meta path finder behind all others, which names the nearest of names that `chop` has."""
+    if fullname.startswith("chop."):
+        from chop.base.elsewhere import explain_missing
+
+        # A ModuleNotFoundError would become "cannot import name" in `from chop import NAME`.
+        raise ImportError(explain_missing(fullname), name=fullname)
+
+
 # Before the finder of files, because a folder that only holds `__pycache__` counts as a package.
 sys.meta_path.insert(0, SimpleNamespace(find_spec=_find_spec))
+sys.meta_path.append(SimpleNamespace(find_spec=_explain_missing))
 register_imported()
 
 
@@ -76,15 +86,14 @@ def __getattr__(name: str) -> Any:
 
     if name in HOMES:
         return getattr(import_subpackage(HOMES[name]), name)
+    message = f"module 'chop' has no attribute '{name}'"
     if not name.startswith("_"):
         try:
             return import_subpackage(f"chop.{name}")
-        except ModuleNotFoundError as error:
+        except ImportError as error:
             if error.name != f"chop.{name}":
                 raise
-    from chop.base.elsewhere import advise
-
-    message = f"module 'chop' has no attribute '{name}'{advise(name)}"
+            message = str(error)
     raise AttributeError(message, name=name, obj=sys.modules[__name__])
 
 

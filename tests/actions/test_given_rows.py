@@ -8,7 +8,7 @@ from datasets import Dataset
 from torch import nn
 
 import chop
-from chop.actions.given_rows import with_label_column
+from chop.actions.given_rows import rows_by_split, with_label_column
 from chop.errors import ConfigError
 from chop.train import read_rows
 
@@ -109,3 +109,20 @@ def test_several_columns_of_labels(kind):
     ):
         with pytest.raises(ConfigError, match=f"label column '{label[5:]}'{message}"):
             with_label_column(data, label)
+
+
+@pytest.mark.parametrize("kind", ["sklearn", "keras"])
+def test_split_arrays_are_training_and_test_rows(kind):
+    x, y = torch.arange(10.0)[:, None], torch.arange(10)
+    parts = x[:7], x[7:], y[:7], y[7:]
+    given = [*parts] if kind == "sklearn" else ((x[:7], y[:7]), (x[7:], y[7:]))
+    splits = rows_by_split(given, None)
+    assert {*splits} == {"train", "test"}
+    for name, rows in {"train": slice(7), "test": slice(7, None)}.items():
+        assert torch.equal(splits[name][0], x[rows]) and torch.equal(splits[name][1], y[rows])
+
+
+def test_parts_of_one_length_are_not_splits():
+    x, y = torch.zeros(6, 2), torch.zeros(6)
+    for given in ((x, x, x, y), ((x, x), (y, y)), [(x, y), (x[:2], y[:2])][:1]):
+        assert rows_by_split(given, None) == {"train": given}

@@ -155,3 +155,16 @@ def test_a_wrong_loss_is_one_sentence(loss, message):
 def test_a_loss_takes_output_and_labels():
     with pytest.raises(ConfigError, match="^loss: 'score' must be callable with only"):
         checked_loss(lambda output: output)
+
+
+def test_a_loss_is_a_module_too():
+    logits, labels = torch.randn(6, 3, requires_grad=True), torch.arange(6) % 3
+    loss = checked_loss(nn.CrossEntropyLoss())(logits, labels)
+    assert torch.equal(loss, nn.functional.cross_entropy(logits, labels))
+    with pytest.raises(ConfigError, match=r"got the class BCELoss; pass an instance, BCELoss\(\)"):
+        checked_loss(nn.BCELoss)
+    with pytest.raises(ConfigError, match="'Two' must be callable with only the model's output"):
+        checked_loss(Two())
+    for broadcasts in (nn.MSELoss(), nn.functional.mse_loss):
+        with pytest.raises(ConfigError, match="Using a target size .* is different to the input"):
+            checked_loss(broadcasts)(logits[:, :1], labels.float())

@@ -1,9 +1,11 @@
+import numpy as np
 import pytest
 import torch
 from sklearn import metrics as sklearn_metrics
 
 from chop.errors import ConfigError
 from chop.train import METRICS, find_metric
+from chop.train.metrics import REGRESSION_METRICS
 
 ORACLES = {
     "accuracy": sklearn_metrics.accuracy_score,
@@ -43,3 +45,22 @@ def test_a_misspelt_metric_names_the_nearest():
     with pytest.raises(ConfigError, match=r"unknown metric 'acuracy': did you mean 'accuracy'\?"):
         find_metric("acuracy")
     assert find_metric("f1") is METRICS["f1"]
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_metrics_take_arrays_and_lists_and_check_their_shapes(name):
+    p, t = [0, 1, 1, 2], [0, 1, 0, 2]
+    expected = METRICS[name](torch.tensor(p), torch.tensor(t))
+    assert METRICS[name](np.array(p), t) == METRICS[name](p, np.array(t)[:, None]) == expected
+    for wrong in (torch.eye(4), [0, 1], ["a"] * 4, 3, [[]] * 4, [0.2, 0.9, 0.9, 0.1]):
+        with pytest.raises(ConfigError, match=f"metric '{name}': expected"):
+            METRICS[name](wrong, t)
+
+
+@pytest.mark.parametrize("name", REGRESSION_METRICS)
+def test_errors_of_columns_are_not_broadcast(name):
+    p, t = torch.tensor([0.0, 1.0, 4.0]), torch.tensor([0.0, 2.0, 3.0])
+    assert REGRESSION_METRICS[name](p[:, None], t) == REGRESSION_METRICS[name](p, t.numpy())
+    for wrong in ([0.0], [], torch.ones(3, 2)):
+        with pytest.raises(ConfigError, match=f"metric '{name}': expected predictions and labels"):
+            REGRESSION_METRICS[name](wrong, t)

@@ -164,7 +164,7 @@ def test_bad_arguments_are_named(digits):
         evaluate(model, digits, metric="f2")
     with pytest.raises(ConfigError, match="batch_size: expected a whole number, 1 or more, got 0"):
         fit(model, digits, batch_size=0)
-    with pytest.raises(TypeError, match="learning_rate"):
+    with pytest.raises(ConfigError, match="fit: unknown argument 'learning_rate'"):
         fit(model, digits, learning_rate=1e-3)
     with pytest.raises(ConfigError, match="forward takes .* but the data set has"):
         evaluate(load_model("bert-tiny"), digits)

@@ -3,22 +3,29 @@
 import copy
 import threading
 from functools import partial
+from importlib import import_module
+from types import SimpleNamespace
 
 import datasets
 import numpy as np
 import pandas
 import pytest
 import torch
-from sklearn.metrics import mean_absolute_error, r2_score, zero_one_loss
+from sklearn.metrics import mean_absolute_error, precision_score, r2_score, zero_one_loss
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset, random_split
 
 import chop
+from chop.actions.api import Compressed
 from chop.actions.given_rows import with_label_column
 from chop.actions.sweep.settings import QuantizeSweepConfig
+from chop.base import notices
 from chop.base.notices import collected_assumptions
 from chop.errors import ChopError
-from chop.train import evaluate, find_task, fit, read_rows
+from chop.nn.packed import pack
+from chop.nn.quantized import QuantLinear
+from chop.pipelines import Pipeline
+from chop.train import Metric, evaluate, find_task, fit, read_label_column, read_rows
 from chop.train.intervals import Score
 from chop.train.judge import Judge
 from chop.train.text_labels import with_numbered_texts
@@ -76,6 +83,12 @@ def _in_inference_mode():
     return Net()
 
 
+def _with_classes(names):
+    model = Net()
+    model.config = SimpleNamespace(label2id={name: number for number, name in enumerate(names)})
+    return model
+
+
 def distance(predictions, labels):
     return (predictions - labels).abs().mean()
 
@@ -119,7 +132,7 @@ CALLS = {
         lambda: read_rows([(x, y, "id") for x, y in zip(X, Y, strict=True)]),
         "column 'labels': expected rows of numbers, got 'id'",
     ),
-    "other column": (lambda: read_rows({"x": X, "y": Y}), "label.column names another column"),
+    "other column": (lambda: read_rows({"x": X, "y": Y}), "Rename the column of labels"),
     "no length": (lambda: read_rows(Unsized()), r"got Unsized without __len__\."),
     "no train": (
         lambda: chop.quantize(Net(), data={"test": X}),
@@ -183,6 +196,49 @@ CALLS = {
             QuantizeSweepConfig(),
         ),
         r"If lower distance is better, pass chop.train.Metric\(name, score, higher_is_better=False",
+    ),
+    "pair": (
+        lambda: fit(Net(), X, Y),
+        r"at most 2 arguments .* Rows are one argument: \(X",
+    ),
+    "no data": (lambda: chop.compress(Net()), "expected the argument 'data', which has no default"),
+    "twice": (lambda: fit(Net(), (X, Y), model=Net()), "'model' is given twice"),
+    "settings": (
+        lambda: chop.passes.quantize_transform_pass(chop.MaseGraph(Net()), by="type"),
+        r"one dictionary of settings, quantize_transform_pass\(mg, \{'by': ...\}\)",
+    ),
+    "losses": (lambda: chop.quantize([0.5, 0.25]), "chop.train.fit trains the model itself"),
+    "foreign": (lambda: chop.MaseGraph(Net()).export("m.onnx"), "leave .onnx out"),
+    "folder": (lambda: chop.save(chop.quantize(Net(), data=X), "runs/"), "a path with a file name"),
+    "score first": (
+        lambda: evaluate(Net(), (X, Y), metric=Metric(r2_score, "r2")),
+        "Metric.name: expected str, got the function 'r2_score'",
+    ),
+    "argument": (lambda: chop.MaseGraph(Net(), inputs=X), "MaseGraph: unknown argument 'inputs'"),
+    "of": (lambda: Workload.of(Net(), X, Y, Y), r"of: expected at most 3 .*\(model, train, test\)"),
+    "name": (lambda: Workload.of(Net(), (X, Y), name=3), "name: expected str or None, got 3"),
+    "class of a teacher": (lambda: fit(Net(), (X, Y), distill=Net), "pass an instance, Net"),
+    "result": (lambda: chop.save(Compressed(Net(), None, {}), "m"), "pass its attribute model"),
+    "gradients": (lambda: torch.no_grad()(fit)(Net(), (X, Y)), "outside of torch.no_grad"),
+    "data sets": (
+        lambda: evaluate(Net(), random_split(TensorDataset(X, Y), [20, 4])),
+        "expected one data set, got 2; pass one of them, or name the splits",
+    ),
+    "mapping": (lambda: evaluate(Net(), {"X": X, "y": Y}), "Rename the column of labels; jobs"),
+    "pipeline": (lambda: Pipeline(3), r"a list of passes, got 3; pass \[pass\]"),
+    "codes": (
+        lambda: pack(QuantLinear.from_float(nn.Linear(4, 2), {}), known=3),
+        "known: expected a table that is extended",
+    ),
+    "no table": (lambda: read_label_column(FRAME), "chop.train.read_rows reads other forms"),
+    "code": (lambda: Judge(len, "n", code=X), r"Judge.code: expected str, got a Tensor of shape"),
+    "package": (
+        lambda: chop.train(Net()),
+        "is a package, which cannot be called; use chop.train.f",
+    ),
+    "teacher": (
+        lambda: fit(_with_classes("abc"), (X, Y), distill=_with_classes("cab")),
+        "classes of the teacher are c, a, b, those of the model a, b, c; expected one order",
     ),
     "width": (
         lambda: QuantizeSweepConfig(widths="0,4", qat_epochs=0),
@@ -284,10 +340,29 @@ def test_a_copy_of_inference_tensors_trains():
     assert len(fit(copy.deepcopy(_in_inference_mode()), (X, Y), epochs=1)) == 1
 
 
-@pytest.mark.parametrize("name, way_out", [("fit", "train.fit"), ("load", "MaseGraph.from_chec")])
-def test_a_name_of_another_package_is_named(name, way_out):
-    with pytest.raises(AttributeError, match=f"no attribute '{name}'; use chop.{way_out}"):
-        getattr(chop, name)
+@pytest.mark.parametrize(
+    "package, name, way_out",
+    [
+        ("chop", "fit", "; use chop.train.fit"),
+        ("chop", "load", "; use chop.MaseGraph.from_checkpoint"),
+        ("chop", "evalute", "; use chop.train.evaluate"),
+        ("chop", "quantise", ": did you mean 'quantize'"),
+        ("chop.workloads", "Workload", "; use chop.workloads.workload.Workload"),
+        ("chop.train", "evalute", ": did you mean 'evaluate'"),
+        ("chop.nn.quantized", "LinearIntger", ": did you mean 'LinearInteger'"),
+        ("chop.nn.quantized.modules.linear", "LinearIntger", ": did you mean 'LinearInteger'"),
+    ],
+)
+def test_a_missing_name_is_named_where_it_is(package, name, way_out):
+    with pytest.raises(ImportError, match=f"no attribute '{name}'{way_out}"):
+        exec(f"from {package} import {name}")
+    if package != "chop.train" and package != "chop.workloads":
+        with pytest.raises(AttributeError, match=f"no attribute '{name}'{way_out}"):
+            getattr(import_module(package), name)
+
+
+def test_bound_operators_are_found_beside_the_others():
+    assert chop.nn.quantized.LinearInteger is chop.nn.quantized.modules.linear.LinearInteger
 
 
 def test_a_list_of_label_columns_is_several_columns():
@@ -300,3 +375,49 @@ def test_a_list_of_label_columns_is_several_columns():
 def test_classes_in_place_of_hits_are_warned_of():
     with pytest.warns(UserWarning, match="return predictions == labels instead"):
         Judge.of(lambda model: model(X).argmax(1)).score(Net())
+
+
+def _precision(predictions, labels):
+    return precision_score(labels, predictions, average="macro", zero_division=0)
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        Metric("own", _precision),
+        Metric("own", partial(precision_score, average="macro", zero_division=0)),
+        partial(precision_score, average="macro", zero_division=0),
+    ],
+)
+def test_functions_of_scikit_learn_get_the_labels_first_and_classes(metric):
+    model = Net()
+    expected = precision_score(Y, model(X).argmax(1), average="macro", zero_division=0)
+    assert expected != precision_score(model(X).argmax(1), Y, average="macro", zero_division=0)
+    assert evaluate(model, (X, Y), metric=metric) == expected
+
+
+def test_class_names_of_texts_are_recorded():
+    names = np.array(["ant", "bee", "cat"])[Y]
+    table = datasets.Dataset.from_dict({"x": X.tolist(), "label": names.tolist()})
+    model = Net()
+    model.config = SimpleNamespace(label2id={"cat": 0, "bee": 1, "ant": 2})
+    for rows in ((X, names), table):
+        workload = Workload.of(model, rows, (X, names) if rows is not table else table)
+        assert workload.class_names == ("cat", "bee", "ant")
+        assert torch.equal(workload.train.labels, 2 - Y)
+
+
+def test_attributes_of_a_model_are_on_the_model_of_a_graph():
+    mg = chop.MaseGraph(Net())
+    for name, way_out in {"eval": "mg.model.eval", "save": "mg.export"}.items():
+        with pytest.raises(AttributeError, match=f"no attribute '{name}'; use {way_out}"):
+            getattr(mg, name)
+    assert not hasattr(mg, "nothing") and copy.deepcopy(mg).nodes
+
+
+def test_labels_in_another_order_of_the_index_are_warned_of(monkeypatch):
+    monkeypatch.setattr(notices, "_GIVEN", set())
+    labels = pandas.Series(Y.numpy(), name="label")
+    read_rows((FRAME, labels))
+    with pytest.warns(UserWarning, match=r"same index in another order.* pass y.loc\[X.index\]"):
+        read_rows((FRAME, labels[::-1]))

@@ -27,10 +27,11 @@ from chop.captured.wrappers import (
     check_is_module,
     check_is_unwrapped,
 )
-from chop.config import Range, convert, parse
+from chop.config import Range, convert, parse, with_checked_names
 from chop.errors import ConfigError, describe, options_in_messages
 from chop.formats import NumberFormat, QuantSpec, parse_format_string
 from chop.ir.graph import MaseGraph
+from chop.ir.storage.checkpoint import checkpoint_paths
 from chop.nn.packed import PackedOperator
 from chop.nn.quantized import QuantizedOperator
 from chop.quantization.described import add_summary, captured_inputs
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+@with_checked_names
 def quantize(
     model: nn.Module,
     format: str | NumberFormat = "8.auto",
@@ -123,6 +125,7 @@ def quantize(
     return add_summary(mg.to_module(), dummy_in)
 
 
+@with_checked_names
 def save(model: nn.Module, path: str | Path, data: Any = None) -> dict[str, Any]:
     """Packs a quantized model and writes `PATH.pt` (its codes) and `PATH.mz` (its graph).
 
@@ -148,14 +151,14 @@ def save(model: nn.Module, path: str | Path, data: Any = None) -> dict[str, Any]
         small = chop.MaseGraph.from_checkpoint("runs/small").to_module(like=model)
     """
     check_is_module(model, "chop.save")
-    place: Path = convert(path, Path, "chop.save: path").expanduser()
+    convert(path, Path, "chop.save: path")
+    files = list(checkpoint_paths(path))
     if not any(isinstance(x, QuantizedOperator | PackedOperator) for x in model.modules()):
         raise ConfigError("chop.save: expected a quantized model: call chop.quantize first.")
     rows = _get_rows(model, data)
     example = captured_inputs(model) if rows is None else example_inputs(model, rows)
     packed, info = passes.pack_transform_pass(MaseGraph(model, dummy_in=example), {"silent": True})
-    packed.export(place)
-    files = [place.with_name(place.name + end) for end in (".pt", ".mz")]
+    packed.export(path)
     return {"files": files, **{n: info[n] for n in ("packed_share", "bytes", "float_bytes")}}
 
 
@@ -192,6 +195,7 @@ class Compressed:
         return str(result._repr_html_())
 
 
+@with_checked_names
 def compress(
     model: nn.Module,
     data: Any,
@@ -212,7 +216,8 @@ def compress(
     Args:
         model: trained model, unchanged.
         data: labeled rows for `chop.train.read_rows`, such as `(X, y)`, to calibrate, choose and
-            train on; or splits by name: "train", "test" and "validation".
+            train on; or splits by name: "train", "test" and "validation"; or the four arrays of
+            scikit-learn's `train_test_split`.
         test: labeled rows to report on. Default: a fifth of `data`. The model may have been trained
             on them, which the report states first.
         max_drop: largest loss of the metric against float on validation rows.
@@ -224,9 +229,9 @@ def compress(
             interval. Formats are chosen by it, `data` need no labels and are not split, and
             `max_drop` is a share of float's number. `metric="map"` names the number. A text
             `file.py:fn` works too.
-        loss: loss function of quantization-aware training. It takes the model's output and the
-            labels of a batch, and returns their mean loss. Default: that of the task; with
-            `evaluate` and without `task` there is none, and nothing is trained.
+        loss: loss of quantization-aware training, a function or a module. It takes the model's
+            output and the labels of a batch, and returns their mean loss. Default: that of the
+            task; with `evaluate` and without `task` there is none, and nothing is trained.
         lower_is_better: True if smaller numbers of `evaluate` are better.
         distill: quantization-aware training against the outputs of a teacher: True for `model`,
             another module or graph, `chop.train.Distillation` or a mapping of its fields.

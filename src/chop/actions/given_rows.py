@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from chop.base.notices import assume
 from chop.config import convert
 from chop.data.label_columns import check_label_columns, joined_labels, other_label_columns
 from chop.errors import ConfigError, check_known, enumerate_names
@@ -124,6 +125,8 @@ def rows_by_split(data: Any, test: Any) -> dict[str, Any]:
     """Returns rows by split for `Workload.of`."""
     if data is None:
         raise ConfigError("data: expected labeled rows, such as (X, y), got None.")
+    if test is None and (splits := _paired_arrays(data)):
+        return splits
     if isinstance(data, Mapping) and data and not data.keys() - SPLITS and "train" not in data:
         names = enumerate_names([*data], len(SPLITS))
         raise ConfigError(f"data: expected a split train as well, got {names}.")
@@ -138,6 +141,25 @@ def rows_by_split(data: Any, test: Any) -> dict[str, Any]:
     if test is not None:
         splits["test"] = test
     return splits
+
+
+def _paired_arrays(data: Any) -> dict[str, Any]:
+    """Returns the splits of (X_train, X_test, y_train, y_test) or two pairs; of others, none.
+
+    The first is the result of `sklearn.model_selection.train_test_split`, the second that of
+    `load_data` in Keras. Parts of one length are other data, such as several inputs.
+    """
+    if not isinstance(data, tuple | list) or len(data) not in (2, 4):
+        return {}
+    parts: Any = data
+    if len(data) == 2 and all(isinstance(part, tuple) and len(part) == 2 for part in data):
+        parts = data[0][0], data[1][0], data[0][1], data[1][1]
+    is_array = len(parts) == 4 and all(hasattr(part, "shape") or is_frame(part) for part in parts)
+    sizes = [next(iter(part.shape), 0) for part in parts] if is_array else []
+    if not is_array or sizes[0] == sizes[1] or sizes[:2] != sizes[2:]:
+        return {}
+    assume("The four arrays are training inputs, test inputs, training labels and test labels.")
+    return {"train": (parts[0], parts[2]), "test": (parts[1], parts[3])}
 
 
 def inputs_by_split(model: nn.Module, data: Any, test: Any, trains: Any) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Benchmark engine: interleaved runs, confidence intervals, output comparison, environment."""
 
+from chop.base.elsewhere import refuse_calls
 from chop.bench.record import Comparison, Measured
 from chop.bench.statistics import Interval, paired_ratio
 from chop.bench.timing import Variant, compare
@@ -12,3 +13,5 @@ __all__ = [
     "compare",
     "paired_ratio",
 ]
+
+refuse_calls(__name__, "chop.bench.compare, or the command chop bench")

@@ -47,6 +47,10 @@ instance, Linear(...).
         )
     elif isinstance(value, Mapping):
         way_out = "load it into a model (model.load_state_dict(weights)) and pass the model"
+    elif isinstance(value, list) and value and all(isinstance(x, float) for x in value):
+        got, way_out = "a list of numbers", "chop.train.fit trains the model itself, so pass that"
+    elif "model" in getattr(value, "__dict__", {}):
+        way_out = "pass its attribute model"
     elif hasattr(type(value), "model"):
         way_out = "pass its attribute model (mg.model)"
     elif callable(value):

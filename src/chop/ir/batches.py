@@ -55,8 +55,8 @@ def select_inputs(mg: MaseGraph, batches: Batches, where: str) -> Iterator[dict[
             yield mg.model.admit((), dtypes.adapt(inputs))
         except GuardError as error:
             note = f"{where}: batch {number}: {error}"
-            rows = " Each row of the given tensor is read as a batch: pass [x]."
-            note = f"{note.rstrip('.')}.{rows if isinstance(batches, Tensor) else ''}"
+            if isinstance(batches, Tensor):
+                note += ". Each row of the given tensor is read as a batch: pass [x]."
             raise GuardError(note) from None
     if number < 0:
         raise ConfigError(f"{where}: expected at least one batch, got none.")

@@ -14,6 +14,7 @@ from functools import cache
 from types import ModuleType
 from typing import Any, ClassVar
 
+from chop.base.elsewhere import explain_missing
 from chop.config import without_na
 from chop.errors import ConfigError
 from chop.formats import (
@@ -164,7 +165,7 @@ def _find_class(name: str) -> Any:
             bound = getattr(importlib.import_module(f"{PACKAGE}.{home}"), name, None)
             if bound is not None:
                 return bound
-    raise AttributeError(f"module {PACKAGE!r} has no attribute {name!r}")
+    raise AttributeError(explain_missing(f"{PACKAGE}.{name}"))
 
 
 def _bind(module: ModuleType) -> None:
@@ -181,7 +182,7 @@ def _bind(module: ModuleType) -> None:
         for operator, kind in itertools.product(operators, formats()):
             if name == _prefix(operator) + kind.__name__ and kind is not Float:
                 return _define(operator, module, name, kind, {})
-        raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+        raise AttributeError(explain_missing(f"{module.__name__}.{name}"))
 
     for operator in operators:
         for kind in formats():
@@ -234,7 +235,14 @@ def _with_config(operator: type[QuantizedOperator]) -> inspect.Signature:
 def _fill_package(module: ModuleType) -> None:
     """Defines the package's names; accessing a class imports its module."""
     module.__doc__ = "Operators bound to formats, one module for each operator."
-    vars(module).update(__all__=list(MODULES), __getattr__=_find_class)
+    bound = {
+        _prefix(operator) + kind.__name__
+        for operators in MODULES.values()
+        for operator, kind in itertools.product(operators, formats())
+    }
+    vars(module).update(
+        __all__=list(MODULES), __getattr__=_find_class, __dir__=lambda: [*MODULES, *BASES, *bound]
+    )
 
 
 add_modules([PACKAGE], _fill_package)

@@ -3,6 +3,7 @@
 import importlib
 import sys
 
+from chop.base.elsewhere import explain_missing
 from chop.passes import module
 from chop.passes.analysis.add_common_metadata import add_common_metadata_analysis_pass
 from chop.passes.analysis.add_hardware_metadata import add_hardware_metadata_analysis_pass
@@ -84,7 +85,7 @@ globals().update(missing_passes())
 def __getattr__(name: str) -> GraphPass:
     """Returns a pass that was added by another package or by the program."""
     if name.startswith("__") or name not in PASSES:
-        message = f"module '{__name__}' has no attribute '{name}'"
+        message = explain_missing(f"{__name__}.{name}")
         raise AttributeError(message, name=name, obj=sys.modules[__name__])
     return PASSES[name]
 

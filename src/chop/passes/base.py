@@ -111,10 +111,17 @@ def graph_pass(
         def run(
             mg: MaseGraph | None = None,
             pass_args: Any = None,
-            *,
+            *others: Any,
             graph: MaseGraph | None = None,
             inplace: bool = False,
+            **unknown: Any,
         ) -> tuple[MaseGraph, dict[str, Any]]:
+            if others or unknown:
+                got = ", ".join(unknown) or f"{2 + len(others)} without names"
+                raise ConfigError(
+                    f"{name}: expected a graph and one dictionary of settings, {name}(mg, "
+                    f"{{'{next(iter(unknown), 'key')}': ...}}), got the arguments {got}."
+                )
             if mg is not None and graph is not None and mg is not graph:
                 raise GraphError(f"{name}: mg and graph are two names of one argument; drop one.")
             given = graph if mg is None else mg

@@ -13,7 +13,7 @@ from chop.errors import ConfigError, check_known
 from chop.ir.graph import MaseGraph
 from chop.passes.analysis.autosharding import AutoshardingConfig
 from chop.pipelines.pipeline import Pipeline
-from chop.pipelines.stages import Pass, Stage
+from chop.pipelines.stages import Pass, Stage, check_is_list
 
 SEARCH, SHARD = "autosharding_analysis_pass", "resharding_transform_pass"
 
@@ -26,6 +26,7 @@ class AutoPipeline:
     """
 
     def __init__(self, pass_groups: Sequence[Pass | list[Pass] | tuple[Pass, ...]]) -> None:
+        check_is_list(pass_groups, type(self).__name__)
         self.stages = tuple(Stage.of(step) for step in _flat(pass_groups))
 
     def __call__(

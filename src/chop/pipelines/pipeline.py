@@ -16,7 +16,7 @@ from chop.config import load_toml
 from chop.errors import ConfigError, check_known
 from chop.ir.graph import MaseGraph
 from chop.passes.base import check_graph
-from chop.pipelines.stages import Pass, Stage, StageJournal, stages_as_json
+from chop.pipelines.stages import Pass, Stage, StageJournal, check_is_list, stages_as_json
 
 METADATA_PASSES = ("init_metadata_analysis_pass", "add_common_metadata_analysis_pass")
 
@@ -40,10 +40,7 @@ class Pipeline:
     """
 
     def __init__(self, stages: Iterable[Pass | tuple[Pass, Any] | Stage]) -> None:
-        if isinstance(stages, str):
-            raise ConfigError(
-                f"stages: expected a list of passes, got one text; pass [{stages!r}]."
-            )
+        check_is_list(stages, type(self).__name__)
         self.stages = tuple(Stage.of(step) for step in stages)
 
     @classmethod

@@ -21,7 +21,7 @@ from torch import Tensor
 
 import chop.passes
 from chop import runs
-from chop.errors import CheckpointError, check_known
+from chop.errors import CheckpointError, ConfigError, check_known, describe
 from chop.ir.graph import MaseGraph
 from chop.passes import PASSES
 
@@ -66,6 +66,15 @@ class Stage:
     def run(self, mg: MaseGraph) -> tuple[MaseGraph, dict[str, Any]]:
         """Runs the pass."""
         return self.function(mg) if self.config is None else self.function(mg, self.config)
+
+
+def check_is_list(stages: Any, who: str) -> None:
+    """Raises ConfigError for stages that are a single pass or no list."""
+    if isinstance(stages, str | Mapping) or not isinstance(stages, Iterable):
+        raise ConfigError(
+            f"{who}: expected a list of passes, got {describe(stages)}; pass [pass], or "
+            "[(pass, settings)]."
+        )
 
 
 class StageJournal:

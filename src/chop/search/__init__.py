@@ -1,5 +1,6 @@
 """Search engine: spaces, objectives, samplers, and studies with persistent trials."""
 
+from chop.base.elsewhere import refuse_calls
 from chop.search.objective import Constraint, Goal, Measure, Pruned, Report
 from chop.search.result import Result, TrialRecord
 from chop.search.space import Choice, Config, SearchSpace
@@ -18,3 +19,5 @@ __all__ = [
     "SearchSpace",
     "TrialRecord",
 ]
+
+refuse_calls(__name__, "chop.search.Search, or the command chop search")

@@ -9,6 +9,7 @@
 `default_dataset(name)` -> the data set that it was trained on.
 """
 
+from chop.base.elsewhere import refuse_calls
 from chop.train.calibration import calibration_batches
 from chop.train.device import usable_device
 from chop.train.distillation.settings import Distillation
@@ -52,3 +53,5 @@ __all__ = [
     "split_rows",
     "usable_device",
 ]
+
+refuse_calls(__name__, "chop.train.fit")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import numbers
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from chop.base.notices import warn_once
 from chop.captured.leaves import tensors_in
 from chop.captured.module import CapturedModule
+from chop.config import check_fields
 from chop.errors import ConfigError, GraphError, describe
 from chop.ir.graph.to_module import to_module
 from chop.kernels.matmul_precision import matmul_precision
@@ -46,6 +48,11 @@ class Judge:
     higher_is_better: bool = True
     code: str = ""
 
+    def __post_init__(self) -> None:
+        """Raises ConfigError for a function that does not take a model, and names that are none."""
+        _check_function(self.function, 1, "evaluate", "the model")
+        check_fields(self, "Judge")
+
     @classmethod
     def of(
         cls,
@@ -60,8 +67,9 @@ class Judge:
         Raises:
             ConfigError: if it is not callable with a model as its only argument.
         """
-        _check_function(function, 1, "evaluate", "the model")
-        return cls(function, name or get_name(function), not lower_is_better, code)
+        return cls(
+            function, get_name(function) if name is None else name, not lower_is_better, code
+        )
 
     @property
     def metric(self) -> Metric:
@@ -187,10 +195,16 @@ def _check_function(function: Any, count: int, setting: str, takes: str) -> None
     Raises:
         ConfigError: if it does not.
     """
-    if not callable(function) or isinstance(function, nn.Module | type):
-        raise ConfigError(f"{setting}: expected a function of {takes}, got {describe(function)}.")
+    is_loss = setting == "loss"
+    is_class = isinstance(function, type)
+    if not callable(function) or is_class or (isinstance(function, nn.Module) and not is_loss):
+        advice = f"; pass an instance, {function.__name__}()" if is_class and is_loss else ""
+        raise ConfigError(
+            f"{setting}: expected a function of {takes}, got {describe(function)}{advice}."
+        )
+    called = function.forward if isinstance(function, nn.Module) else function
     try:
-        inspect.signature(function).bind(*[None] * count)
+        inspect.signature(called).bind(*[None] * count)
     except TypeError as error:
         raise ConfigError(
             f"{setting}: '{get_name(function)}' must be callable with only {takes}: {error}."
@@ -203,7 +217,8 @@ def checked_loss(function: Any, code: str = "") -> Callable[[Any, Tensor], Tenso
     """Wraps a user-supplied loss so that each result is checked.
 
     Args:
-        function: (output of the model, labels of the batch) -> a scalar.
+        function: (output of the model, labels of the batch) -> a scalar; a function, or a module
+            such as `nn.CrossEntropyLoss()`.
         code: name of the function in a command, `file.py:fn`; "" if it was passed in Python.
     Raises:
         ConfigError: if it does not accept these arguments; in training, it raises or returns no
@@ -213,7 +228,9 @@ def checked_loss(function: Any, code: str = "") -> Callable[[Any, Tensor], Tenso
     title = f"loss '{code or get_name(function)}'"
 
     def loss(output: Any, labels: Tensor) -> Tensor:
-        with user_code(title, function):
+        with user_code(title, function), warnings.catch_warnings():
+            # Outputs (B, 1) and labels (B,) would be broadcast to (B, B).
+            warnings.filterwarnings("error", "Using a target size")
             value = function(output, labels)
         if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
             raise ConfigError(

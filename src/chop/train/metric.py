@@ -48,7 +48,12 @@ def confidences(answers: Tensor, labels: Tensor) -> Tensor:
     return answers
 
 
-def _expected_labels(predictions: Tensor, labels: Tensor) -> Tensor:
+def predictions_of_task(answers: Tensor, labels: Tensor) -> Tensor:
+    """Returns the answers unchanged. `Task.with_metric` replaces it by the task's own function."""
+    return answers
+
+
+def expected_labels(predictions: Tensor, labels: Tensor) -> Tensor:
     """Returns the labels unchanged."""
     return labels
 
@@ -84,6 +89,7 @@ CONSTANTS: dict[Callable[[Tensor, Tensor], Tensor], Constant] = {
     positives: Constant(COMMONEST, _commonest_of_each),
     values: Constant("always predicting the mean", _mean_of_each),
     confidences: Constant("the same confidence for every row", _mean_of_each),
+    predictions_of_task: Constant("always predicting the mean", _mean_of_each),
 }
 """Constant answer by prediction function of a metric. Tasks add their own."""
 LOWER_IS_BETTER = "chop.train.Metric(name, score, higher_is_better=False)"
@@ -99,7 +105,8 @@ class Metric:
     Attributes:
         name: name in tables and results.
         score: (predictions (K, ...), labels (K, ...)) -> number, computed over all rows at once.
-        predict: (answers, labels) of a batch -> the predictions that `score` takes.
+        predict: (answers, labels) of a batch -> the predictions that `score` takes; default, those
+            of the task's own metric, such as classes.
         higher_is_better: true if a larger number is a better model.
         is_share: true if it is printed in percent.
         is_relative: true if a drop is a share of the reference; implied if lower is better.
@@ -111,11 +118,11 @@ class Metric:
 
     name: str
     score: Callable[[Tensor, Tensor], float]
-    predict: Callable[[Tensor, Tensor], Tensor] = values
+    predict: Callable[[Tensor, Tensor], Tensor] = predictions_of_task
     higher_is_better: bool = True
     is_share: bool = False
     is_relative: bool = False
-    expect: Callable[[Tensor, Tensor], Tensor] = _expected_labels
+    expect: Callable[[Tensor, Tensor], Tensor] = expected_labels
     parts: Callable[[Tensor, Tensor], Mapping[str, float]] | None = None
     constant: Callable[[Tensor], float | None] | None = None
 

@@ -2,14 +2,59 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from chop.errors import check_known
+from chop.errors import ConfigError, check_known, describe
+
+Score = Callable[[Any, Any], float]
 
 
+def _checked(score: Callable[[Tensor, Tensor], float]) -> Score:
+    """Decorator of a metric, which then also takes arrays and lists.
+
+    Raises:
+        ConfigError: in a call, if there are no rows, or predictions and labels do not match.
+    """
+    takes_numbers = score.__name__ in ("r2", "pearson", "mse", "mae")
+
+    @functools.wraps(score)
+    def checked(predictions: Any, labels: Any) -> float:
+        p, t = (_tensor(score.__name__, x) for x in (predictions, labels))
+        p = p.flatten() if p.shape[1:] == (1,) else p
+        t = t.reshape(p.shape) if p.numel() == t.numel() and len(p) == len(t) else t
+        if p.shape != t.shape or not p.numel() or (p.dim() > 1 and not takes_numbers):
+            hint = "" if takes_numbers or p.dim() < 2 else "; logits.argmax(-1) gives classes"
+            raise ConfigError(
+                f"metric '{score.__name__}': expected predictions and labels of the same rows, at "
+                f"least one, got shapes {tuple(p.shape)} and {tuple(t.shape)}{hint}."
+            )
+        if not takes_numbers and p.is_floating_point() and bool((p != p.round()).any()):
+            raise ConfigError(
+                f"metric '{score.__name__}': expected predicted classes, got numbers with "
+                "fractions; use probabilities > 0.5, or logits.argmax(-1)."
+            )
+        return score(p, t)
+
+    return checked
+
+
+def _tensor(name: str, values: Any) -> Tensor:
+    try:
+        tensor = torch.as_tensor(values)
+        len(tensor)
+    except (TypeError, ValueError, RuntimeError):  # texts, lists of several lengths, one number
+        raise ConfigError(
+            f"metric '{name}': expected arrays with a number for each row, got {describe(values)}."
+        ) from None
+    return tensor
+
+
+@_checked
 def accuracy(predictions: Tensor, labels: Tensor) -> float:
     """Returns the share of correct rows: #(prediction = label) / N.
 
@@ -28,6 +73,7 @@ def _per_class(predictions: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Ten
     return hits, is_predicted.sum(1).double(), is_actual.sum(1).double()
 
 
+@_checked
 def precision(predictions: Tensor, labels: Tensor) -> float:
     """Returns the mean over classes of TP / (TP + FP); 0 for a class without predictions.
 
@@ -38,6 +84,7 @@ def precision(predictions: Tensor, labels: Tensor) -> float:
     return (hits / predicted.clamp(min=1)).mean().item()
 
 
+@_checked
 def recall(predictions: Tensor, labels: Tensor) -> float:
     """Returns the mean over classes of TP / (TP + FN); 0 for a class without labels.
 
@@ -48,6 +95,7 @@ def recall(predictions: Tensor, labels: Tensor) -> float:
     return (hits / actual.clamp(min=1)).mean().item()
 
 
+@_checked
 def f1(predictions: Tensor, labels: Tensor) -> float:
     """Returns the macro average over classes of 2 TP / (2 TP + FP + FN).
 
@@ -58,6 +106,7 @@ def f1(predictions: Tensor, labels: Tensor) -> float:
     return (2 * hits / (predicted + actual)).mean().item()
 
 
+@_checked
 def matthews_correlation(predictions: Tensor, labels: Tensor) -> float:
     """Returns the correlation of predicted and actual class, -1 to 1; 0 if either is constant.
 
@@ -74,12 +123,13 @@ def matthews_correlation(predictions: Tensor, labels: Tensor) -> float:
     return (above / spread.sqrt()).item() if spread > 0 else 0.0
 
 
-METRICS: dict[str, Callable[[Tensor, Tensor], float]] = {
+METRICS: dict[str, Score] = {
     function.__name__: function
     for function in (accuracy, precision, recall, f1, matthews_correlation)
 }
 
 
+@_checked
 def r2(predictions: Tensor, labels: Tensor) -> float:
     """Returns the explained share of the variance: 1 - sum (p - t)^2 / sum (t - mean)^2.
 
@@ -95,6 +145,7 @@ def r2(predictions: Tensor, labels: Tensor) -> float:
     return torch.where(spread > 0, 1 - missed / spread, constant).mean().item()
 
 
+@_checked
 def pearson(predictions: Tensor, labels: Tensor) -> float:
     """Returns Pearson's correlation, -1 to 1, averaged over outputs; 0 if either side is constant.
 
@@ -106,6 +157,7 @@ def pearson(predictions: Tensor, labels: Tensor) -> float:
     return torch.where(spread == 0, 0.0, (p * t).sum(0) / spread).mean().item()
 
 
+@_checked
 def mse(predictions: Tensor, labels: Tensor) -> float:
     """Returns the mean squared error.
 
@@ -115,6 +167,7 @@ def mse(predictions: Tensor, labels: Tensor) -> float:
     return (predictions.double() - labels.double()).square().mean().item()
 
 
+@_checked
 def mae(predictions: Tensor, labels: Tensor) -> float:
     """Returns the mean absolute error.
 
@@ -137,12 +190,12 @@ def perplexity(surprise: Tensor, labels: Tensor) -> float:
     return surprise.double().mean().exp().item()
 
 
-REGRESSION_METRICS: dict[str, Callable[[Tensor, Tensor], float]] = {
+REGRESSION_METRICS: dict[str, Score] = {
     function.__name__: function for function in (r2, pearson, mse, mae)
 }
 
 
-def find_metric(name: str) -> Callable[[Tensor, Tensor], float]:
+def find_metric(name: str) -> Score:
     """Returns the metric function `(predictions (N,), labels (N,)) -> float` with the given name.
 
     Raises:

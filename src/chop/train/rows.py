@@ -232,7 +232,8 @@ def read_rows(
     needs_labels = task is None or not (task.reads_all or source in inputs)
     if not inputs or not (given or not needs_labels) or _count(table) == 0:
         held = f"{_count(table)} rows" if table else "0 rows"
-        advice = " --label-column names another column." * (len(table) > 1 and not given)
+        advice = " Rename the column of labels; jobs also take its name, --label-column."
+        advice *= len(table) > 1 and not given
         tokens = " --task causal-lm takes input_ids as labels." * ("input_ids" in table)
         raise NoLabelsError(
             "expected rows with a column 'labels' or 'label' and at least one column of numbers "
@@ -262,10 +263,15 @@ def read_label_column(dataset: Dataset) -> tuple[Column, Task]:
     """Reads the labels like `read_rows`. Returns them and their task.
 
     Raises:
-        ConfigError: if the labels are texts.
+        ConfigError: if the labels are texts, or there is no label column.
     """
-    label = label_column(dataset.column_names)
-    assert label is not None, "callers look for it"
+    names = getattr(dataset, "column_names", None)
+    label = label_column(names) if isinstance(names, list) else None
+    if label is None:
+        raise NoLabelsError(
+            "expected a data set of datasets with a column 'labels' or 'label', got "
+            f"{describe(dataset)}; chop.train.read_rows reads other forms."
+        )
     if not is_numeric(dataset, label):
         first = dataset.with_format(None)[label][0]
         if isinstance(first, list):

@@ -6,6 +6,7 @@ Shapes: B rows, C classes, K compared answers.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,8 +16,9 @@ import torch
 from torch import Tensor
 
 from chop.base.plugins import Registry
+from chop.config import check_fields
 from chop.errors import ConfigError, check_known, describe
-from chop.train.metric import Metric
+from chop.train.metric import Metric, expected_labels, predictions_of_task
 from chop.train.user_code import user_code
 
 IGNORED = -100
@@ -124,14 +126,15 @@ class Task:
             metric: a name, a `Metric`, or a function (predictions, labels) -> float of which higher
                 is better, except for errors and losses of scikit-learn and for metrics whose
                 `higher_is_better` is False. The function gets the predictions of the task's own
-                metric.
+                metric. If its first argument is called `y_true` or `labels`, it gets the labels
+                first, as functions of scikit-learn do.
         Raises:
             ConfigError: if the task has no metric with this name, or the value is none of these.
         """
         if metric is None:
             return self
+        known = {**self.metrics, self.metric.name: self.metric}
         if isinstance(metric, str):
-            known = {**self.metrics, self.metric.name: self.metric}
             check_known(metric, known, f"task '{self.name}': unknown metric")
             return dataclasses.replace(self, metric=known[metric])
         if not isinstance(metric, Metric):
@@ -141,15 +144,14 @@ class Task:
                     f"got {describe(metric)}."
                 )
             name = getattr(metric, "__name__", type(metric).__name__)
-            is_known = any(metric is each.score for each in self.metrics.values())
-            score = metric if is_known else partial(_number, name, metric)
-            metric = Metric(
-                name,
-                score,
-                self.metric.predict,
-                higher_is_better=_is_higher_better(metric),
-                expect=self.metric.expect,
-            )
+            metric = Metric(name, metric, higher_is_better=_is_higher_better(metric))
+        check_fields(metric, "Metric")
+        if metric.predict is predictions_of_task:
+            own = self.metric.expect if metric.expect is expected_labels else metric.expect
+            metric = dataclasses.replace(metric, predict=self.metric.predict, expect=own)
+        if not any(metric.score is each.score for each in known.values()):
+            score = partial(_number, metric.name, metric.score, _takes_labels_first(metric.score))
+            metric = dataclasses.replace(metric, score=score)
         return dataclasses.replace(self, metric=metric)
 
     def check_labels(self, labels: Tensor | list[Tensor]) -> None:
@@ -225,8 +227,21 @@ def _is_higher_better(function: Callable[..., float]) -> bool:
     return not (is_known and getattr(plain, "__name__", "").endswith(("_error", "_loss")))
 
 
+def _takes_labels_first(function: Callable[..., Any]) -> bool:
+    """Returns true for functions (y_true, y_pred), as in scikit-learn, by their first argument."""
+    try:
+        first = next(iter(inspect.signature(function).parameters), "")
+    except (TypeError, ValueError):  # some of those written in C have no signature
+        return False
+    return first in ("y_true", "labels_true", "labels", "targets", "target", "references")
+
+
 def _number(
-    name: str, metric: Callable[[Tensor, Tensor], Any], predictions: Tensor, labels: Tensor
+    name: str,
+    metric: Callable[[Tensor, Tensor], Any],
+    takes_labels_first: bool,
+    predictions: Tensor,
+    labels: Tensor,
 ) -> float:
     """Returns the number of a user-supplied metric.
 
@@ -234,7 +249,7 @@ def _number(
         ConfigError: if it returns something else.
     """
     with user_code(f"metric '{name}'", metric):
-        value = metric(predictions, labels)
+        value = metric(labels, predictions) if takes_labels_first else metric(predictions, labels)
     try:
         return float(value)
     except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor of several numbers

@@ -10,8 +10,13 @@ import numpy as np
 from chop.base.notices import assume
 from chop.data import label_column
 from chop.data.bars import without_bars
-from chop.data.cells import TEXTS
-from chop.data.labels import MAX_LISTED, numbers_of_names, sorted_names
+from chop.data.labels import (
+    MAX_LISTED,
+    class_names,
+    numbers_of_names,
+    sorted_names,
+    with_numbered_labels,
+)
 from chop.errors import ConfigError, enumerate_names
 from chop.train.given.frames import is_frame, is_series
 
@@ -19,19 +24,25 @@ from chop.train.given.frames import is_frame, is_series
 @without_bars()
 def with_numbered_texts(
     splits: Mapping[str, Any], known: Mapping[str, int] | None = None
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Converts text labels to classes, with the same numbers in all splits.
 
     Args:
-        splits: rows by split: frames, pairs `(X, y)`, mappings of columns or data sets of
+        splits: rows by split: frames, pairs `(X, y)`, mappings of columns, or data sets of
             `datasets`. Other kinds and numeric labels stay unchanged.
         known: class numbers by name from the model; None if it has none.
+    Returns: the splits, and the names of the classes; none if the labels are numbers.
     Raises:
         ConfigError: if a row has no label.
     """
+    if "train" in splits and all(map(_is_table, splits.values())):
+        from datasets import DatasetDict
+
+        tables = with_numbered_labels(DatasetDict(splits), known)
+        return {**tables}, tuple(class_names(tables) or ())
     texts = {key: labels for key, data in splits.items() if (labels := _texts(data)) is not None}
     if not texts:
-        return dict(splits)
+        return dict(splits), ()
     numbered = [
         key for key, data in splits.items() if key not in texts and _labels(data) is not None
     ]
@@ -43,12 +54,18 @@ def with_numbered_texts(
     names = sorted_names({text for labels in texts.values() for text in labels})
     number = numbers_of_names(names, known)
     _check_are_trained(texts)
-    return {
+    converted = {
         key: _replaced(data, np.array([number[text] for text in texts[key]]))
         if key in texts
         else data
         for key, data in splits.items()
     }
+    return converted, tuple(number)
+
+
+def _is_table(data: Any) -> bool:
+    """Returns true for a data set of `datasets` in memory or a file, not for a stream."""
+    return type(data).__module__.startswith("datasets.") and hasattr(data, "unique")
 
 
 def _check_are_trained(texts: Mapping[str, Sequence[str]]) -> None:
@@ -76,16 +93,7 @@ def _labels(data: Any) -> Any:
     if isinstance(data, tuple) and len(data) == 2:
         labels = data[1]
         return labels.iloc[:, 0] if is_frame(labels) and labels.shape[1] == 1 else labels
-    column = _text_column(data)
-    return None if column is None else data.with_format(None)[column][:]
-
-
-def _text_column(data: Any) -> str | None:
-    """Returns the label column of a `datasets.Dataset` if it has texts, else None."""
-    column = label_column(getattr(data, "column_names", None) or [])
-    feature = (getattr(data, "features", None) or {}).get(column)
-    is_text = hasattr(data, "__len__") and getattr(feature, "dtype", None) in TEXTS
-    return column if is_text else None
+    return None
 
 
 def _texts(data: Any) -> list[str] | None:
@@ -111,6 +119,4 @@ def _replaced(data: Any, numbers: np.ndarray) -> Any:
         return data.assign(**{str(label_column(list(data))): numbers})
     if isinstance(data, Mapping):
         return {**data, str(label_column(list(data))): numbers}
-    if (column := _text_column(data)) is not None:
-        return data.remove_columns(column).add_column(column, numbers)
     return data[0], numbers

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from chop.base.notices import get_logger
+from chop.config import with_checked_names
 from chop.errors import ConfigError, check_known, describe
 from chop.kernels.matmul_precision import matmul_precision
 from chop.nn import cached_weights
@@ -54,6 +55,7 @@ SCHEDULES = {
 }
 
 
+@with_checked_names
 def fit(
     model: nn.Module,
     dataset: DatasetDict | Dataset | Rows,
@@ -195,6 +197,7 @@ def fit_and_report(
     fit(model, train, **training, on_step=after_each_epoch)
 
 
+@with_checked_names
 def evaluate(
     model: nn.Module,
     dataset: DatasetDict | Dataset | Rows,
@@ -244,6 +247,7 @@ def evaluate(
     return judged.score(predictions, labels)
 
 
+@with_checked_names
 def predict(
     model: nn.Module,
     dataset: DatasetDict | Dataset | Rows,
@@ -329,6 +333,8 @@ def _summed_losses(
         loss, count = compute_loss(batch), len(batch.labels)
         if number == 1:
             warn_about_probabilities(batch.output, feed.task)
+        if not torch.is_grad_enabled():
+            raise ConfigError("fit: gradients are off; call it outside of torch.no_grad().")
         if not loss.requires_grad:
             raise ConfigError(
                 "the output of the model has no gradient, so that it cannot be trained: leave out "

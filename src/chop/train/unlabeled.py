@@ -44,7 +44,7 @@ def read_inputs(model: nn.Module, data: Any) -> Rows:
         data = data.tensors[0]
     if isinstance(data, tuple) and len(data) == 1:
         (data,) = data
-    data = with_numbered_texts({"": dense(data)})[""]
+    data = with_numbered_texts({"": dense(data)})[0][""]
     if is_frame(data):
         inputs, labels = split_frame(data)
         return read_rows((inputs, np.zeros(len(inputs)) if labels is None else labels))

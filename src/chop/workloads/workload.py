@@ -17,6 +17,7 @@ from chop import passes
 from chop.base.files.limits import reached_limit
 from chop.base.notices import Assumption, assume, collected_assumptions, warn_once
 from chop.captured.wrappers import check_has_values, check_is_module, check_is_unwrapped
+from chop.config import convert, with_checked_names
 from chop.data.load import HELD_OUT_SHARE, SPLIT_OFF, assume_split_off
 from chop.errors import ConfigError, first_line
 from chop.ir.graph import MaseGraph
@@ -37,7 +38,12 @@ from chop.train import (
 )
 from chop.train.calibration import example_inputs
 from chop.train.distillation.settings import Distillation, describe_distillation
-from chop.train.distillation.teacher import Teacher, load_teacher
+from chop.train.distillation.teacher import (
+    Teacher,
+    check_class_order,
+    get_class_names,
+    load_teacher,
+)
 from chop.train.dtypes import cast_inputs, cast_rows
 from chop.train.feed import bound_task
 from chop.train.given.frames import align_columns
@@ -145,6 +151,7 @@ class Workload:
         return f"{short_name(self.name)} on {short_name(self.dataset)}"
 
     @classmethod
+    @with_checked_names
     def of(
         cls,
         model: nn.Module,
@@ -191,6 +198,7 @@ class Workload:
         """
         check_is_module(model, "model")
         check_is_unwrapped(model, "model")
+        name, dataset = convert(name, str | None, "name"), convert(dataset, str, "dataset")
         requested = None if task is None else find_task(task)
         judge = build_judge(evaluate, metric, lower_is_better)
         reads = JUDGED_TASK if judge is not None and requested is None else requested
@@ -211,12 +219,13 @@ class Workload:
             given: module, graph, the name of a built-in model, which is trained, or a path as for
                 `chop.train.distillation.teacher.load_teacher`.
         Raises:
-            ConfigError: if it does not take the training rows.
+            ConfigError: if it does not take the training rows, or numbers the classes otherwise.
         """
         name = builtin_model(given) if isinstance(given, str) else None
         if name is not None:
             given = load_trained(name, held_out=VALIDATION_SHARE)
         teacher = load_teacher(given)
+        check_class_order(self.class_names or get_class_names(self.model), teacher)
         few = cast_rows(teacher, self.train.spread(3))
         check_forward(Teacher(teacher).on(self.device), few, "teacher", self.dataset)
         own = name or (short_name(given) if isinstance(given, str) else "")
@@ -236,9 +245,10 @@ class Workload:
         name, dataset = names
         splits = dict(zip(("train", "test", "validation"), rows_by_split, strict=True))
         given = {k: split for k, split in splits.items() if split is not None}
+        classes: tuple[str, ...] = ()
         if reads is None or reads.takes_names:
             own = getattr(getattr(model, "config", None), "label2id", None)
-            given = with_numbered_texts(given, own)
+            given, classes = with_numbered_texts(given, own)
         read = {k: read_rows(split, reads) for k, split in given.items()}
         report_repeated_rows(read)
         if "test" not in read and splits_off:
@@ -261,6 +271,7 @@ class Workload:
             device=place,
             tuning_epochs=CHECKPOINT_EPOCHS,
             tuning_lr=CHECKPOINT_LR,
+            class_names=classes,
         )
 
     def with_validation(self) -> Workload:

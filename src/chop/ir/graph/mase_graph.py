@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from torch import fx, nn
 
@@ -15,7 +15,7 @@ from chop.captured.module import CapturedModule
 from chop.captured.nodes.modes import mode_paths, settle
 from chop.captured.overrides import why_not_copyable
 from chop.captured.wrappers import check_has_forward, check_has_python, unwrapped
-from chop.config import convert, with_checked_arguments
+from chop.config import convert, with_checked_arguments, with_checked_names
 from chop.errors import ConfigError, GraphError, did_you_mean
 from chop.ir.difference import difference_lines
 from chop.ir.graph.guess import ProvisionalCapture, check_names, explain_mismatch
@@ -60,6 +60,7 @@ class MaseGraph:
         torch.Size([3, 2])
     """
 
+    @with_checked_names
     def __init__(
         self,
         model: nn.Module,
@@ -95,6 +96,15 @@ class MaseGraph:
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raises GraphError: the captured model is called, and not its graph."""
         raise GraphError("a MaseGraph cannot be called: call its model, mg.model(x).")
+
+    if not TYPE_CHECKING:  # for a type checker, unknown attributes stay errors
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Raises AttributeError, with the place of what the model has."""
+            is_of_model = not name.startswith("_") and hasattr(self._captured, name)
+            hint = f"; use mg.model.{name}" if is_of_model else "; use mg.export" * (name == "save")
+            message = f"a MaseGraph has no attribute '{name}'{hint}"
+            raise AttributeError(message, name=name, obj=self)
 
     def _set_captured(self, model: CapturedModule | None) -> None:
         self._captured = model

@@ -59,6 +59,8 @@ from chop.nn.quantized.replicas import keep_ranges_local
 from chop.nn.transposed import stores_transposed
 
 SUFFIXES = (".pt", ".mz")
+FOREIGN = (".onnx", ".gguf", ".safetensors", ".pth", ".ckpt", ".pkl", ".h5", ".bin")
+"""Suffixes of files of other tools, which a checkpoint is not."""
 FILE_IN_RUN = "model"
 """Name of the checkpoint in a run's folder, without a suffix."""
 MAX_MESSAGE = 600
@@ -84,13 +86,19 @@ def export(
         save_format: see the module docstring.
 
     Raises:
-        CheckpointError: if an object in the graph has no plain form; the message names it.
+        CheckpointError: if an object in the graph has no plain form; the message names it. Also if
+            the name is that of a folder, or has the suffix of another format.
         WriteError: if the disk is full or read-only.
     """
     if save_format not in get_args(SaveFormat):
         choice = did_you_mean(save_format, get_args(SaveFormat))
         raise CheckpointError(f"save_format: got {describe(save_format)}: {choice}")
-    tensor_path, graph_path = _paths(fname)
+    tensor_path, graph_path = checkpoint_paths(fname)
+    if Path(fname).suffix in FOREIGN:
+        raise CheckpointError(
+            f"'{fname}': a checkpoint is two files of chop, .pt and .mz; leave "
+            f"{Path(fname).suffix} out. chop.passes.export_interface_pass writes other formats."
+        )
     store = TensorStore()
     document = fold_metadata(_describe(model, provenance, store))
     tensors = store.tensors
@@ -160,7 +168,7 @@ def open_checkpoint(checkpoint: str | Path, verify: bool = True) -> tuple[Path, 
     Raises:
         CheckpointError: if a file is missing, truncated, corrupt, foreign or from a later version.
     """
-    with _reading_errors(checkpoint), shared_lock(_paths(checkpoint)[0].parent):
+    with _reading_errors(checkpoint), shared_lock(checkpoint_paths(checkpoint)[0].parent):
         return _open(checkpoint, verify)
 
 
@@ -175,7 +183,7 @@ def _reading_errors(checkpoint: str | Path) -> Iterator[None]:
         raise
     except Exception as error:
         # Code that expects a well-formed document may raise any exception for others.
-        where = f"'{_paths(checkpoint)[1]}' is malformed"
+        where = f"'{checkpoint_paths(checkpoint)[1]}' is malformed"
         raise CheckpointError(_sanitize(f"{where} ({type(error).__name__}: {error}).")) from error
 
 
@@ -276,7 +284,12 @@ def _rebuild(
 # --- the files ---------------------------------------------------------------------------------
 
 
-def _paths(name: str | Path) -> tuple[Path, Path]:
+def checkpoint_paths(name: str | Path) -> tuple[Path, Path]:
+    """Returns the paths of the two files of a checkpoint, `name.pt` and `name.mz`.
+
+    Raises:
+        CheckpointError: if the name is that of a folder.
+    """
     path = Path(name).expanduser()
     if path.suffix in SUFFIXES:
         path = path.with_suffix("")
@@ -290,7 +303,7 @@ def _read(
     checkpoint: str | Path, meta: bool
 ) -> tuple[dict[str, Json], dict[str, Tensor], frozenset[str]]:
     """Reads the document and the tensors; also returns the names of tensors on meta."""
-    with shared_lock(_paths(checkpoint)[0].parent):
+    with shared_lock(checkpoint_paths(checkpoint)[0].parent):
         tensor_path, document = _open(checkpoint, verify=not meta)
         on_meta = _module_only_tensors(document) if meta else frozenset()
         return document, read_file(tensor_path, on_meta), on_meta
@@ -301,7 +314,7 @@ def _open(checkpoint: str | Path, verify: bool) -> tuple[Path, dict[str, Json]]:
 
     Inside `shared_lock`, another export cannot replace the files meanwhile.
     """
-    tensor_path, graph_path = map(latest, _paths(checkpoint))
+    tensor_path, graph_path = map(latest, checkpoint_paths(checkpoint))
     _require(tensor_path, graph_path)
     document = read_document(graph_path)
     _check_tensor_file(tensor_path, graph_path, document, verify)
@@ -382,7 +395,7 @@ def _require(tensor_path: Path, graph_path: Path) -> None:
         raise CheckpointError(f"there is no checkpoint '{path}'.{hint}")
     raise CheckpointError(
         f"'{missing[0]}' is missing: a checkpoint is two files, .pt with weights and .mz with the "
-        "graph. Copy both, or write it again."
+        "graph. Copy both, or write it again. Files of torch.save are not checkpoints of chop."
     )
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
+
 import torch
 from torch import nn
 
 from chop.captured.overrides import why_not_its_class
-from chop.errors import ConfigError
+from chop.config import convert
+from chop.errors import ConfigError, describe
 from chop.formats import NumberFormat
 from chop.nn.packed.base import (
     PACKED,
@@ -102,6 +105,11 @@ def pack(
         8.25
     """
     known = {} if known is None else known
+    exact = convert(exact, bool, "exact")
+    if not isinstance(known, MutableMapping):
+        raise ConfigError(
+            f"known: expected a table that is extended, such as {{}}, got {describe(known)}."
+        )
     reason = why_not_packable(layer, known)
     cls = packed_class(layer)
     if reason is not None or cls is None:

@@ -16,7 +16,13 @@ from chop.private.torch_api import BATCH_NORMS
 from chop.train.distillation.hidden_states import HiddenStates
 from chop.train.distillation.settings import Distillation
 from chop.train.distillation.soft_losses import soft_losses
-from chop.train.distillation.teacher import Teacher, answers_as_labels, infer_unlabeled_task
+from chop.train.distillation.teacher import (
+    Teacher,
+    answers_as_labels,
+    check_class_order,
+    get_class_names,
+    infer_unlabeled_task,
+)
 from chop.train.feed import Answered, Feed
 from chop.train.given.reading import NoLabelsError
 from chop.train.model_io import batch_loss, read_answers
@@ -84,6 +90,7 @@ def training_loss(
         return
     teacher = Teacher.of(distill.teacher)
     _check_is_separate(feed.model, teacher.model)
+    check_class_order(get_class_names(feed.model), teacher.model)
     own = teacher.on(feed.device)
     settings = distill.resolve(feed.task, has_labels=has_labels)
     kind, hidden = settings.hidden, None

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from torch import nn
 
+from chop.captured.wrappers import check_is_module
 from chop.config import Range, check_fields, parse
 from chop.errors import ConfigError, describe
 from chop.ir.graph import MaseGraph
@@ -74,6 +75,8 @@ class Distillation:
             return None
         if isinstance(given, nn.Module | MaseGraph | Teacher | str | Path):
             given = {"teacher": given}
+        if isinstance(given, type):
+            check_is_module(given, "distill")
         is_known = isinstance(given, Mapping | Distillation | bool)
         if not is_known:
             raise ConfigError(

@@ -6,14 +6,15 @@ Shapes: B rows, T tokens, C classes, N rows of the data.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from chop.errors import ConfigError
+from chop.data.labels import MAX_LISTED
+from chop.errors import ConfigError, enumerate_names
 from chop.ir.graph import MaseGraph
 from chop.ir.storage.checkpoint import find_checkpoint
 from chop.models import builtin_model, load_model
@@ -157,6 +158,31 @@ def load_teacher(given: Any) -> nn.Module:
             "chop.train as the teacher."
         )
     return load_model(given)
+
+
+def get_class_names(model: nn.Module) -> Sequence[str]:
+    """Returns the class names in the configuration of a model of transformers; none without."""
+    known = getattr(getattr(model, "config", None), "label2id", None) or {}
+    return sorted(known, key=known.__getitem__)
+
+
+def check_class_order(names: Sequence[str], teacher: nn.Module) -> None:
+    """Checks that a teacher has its classes in the order of the model that learns from it.
+
+    Args:
+        names: class names of that model. If they are not those of the teacher, nothing is checked.
+        teacher: the teacher.
+    Raises:
+        ConfigError: if the order differs.
+    """
+    own = get_class_names(teacher)
+    first, second = ([name.casefold() for name in each] for each in (names, own))
+    if first != second and sorted(first) == sorted(second):
+        raise ConfigError(
+            f"distill: the classes of the teacher are {enumerate_names(own, MAX_LISTED)}, those of "
+            f"the model {enumerate_names(names, MAX_LISTED)}; expected one order. Reorder the "
+            "outputs of the teacher's last layer, or pass another teacher."
+        )
 
 
 def infer_unlabeled_task(teacher: Teacher, rows: Rows) -> Task:

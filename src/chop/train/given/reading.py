@@ -22,6 +22,7 @@ from torch.utils.data import (
 )
 from torch.utils.data import Dataset as TorchDataset
 
+from chop.base.notices import warn_once
 from chop.data import label_column
 from chop.data.bars import without_bars
 from chop.data.cells import note_texts
@@ -81,6 +82,11 @@ def read_columns(dataset: Any, outputs: Sequence[str] = ()) -> dict[str, Column]
             loaded = read_items("data", in_order(dataset), dataset.dataset)
             kinds: set[bool] = set()  # the first batch shows if labels are of several outputs
             return _from_items(row for batch in loaded for row in _get_rows(batch, batched, kinds))
+    if isinstance(dataset, tuple | list) and dataset and all(map(_is_data_set, dataset)):
+        raise ConfigError(
+            f"expected one data set, got {len(dataset)}; pass one of them, or name the splits: "
+            "{'train': ..., 'test': ...}."
+        )
     if is_frame(dataset):
         if outputs and {*outputs} <= {*dataset.columns}:
             named = {name: to_array(dataset[name], name) for name in outputs}
@@ -118,6 +124,11 @@ def read_columns(dataset: Any, outputs: Sequence[str] = ()) -> dict[str, Column]
         f"expected rows as a data set, a DataLoader, a TensorDataset or (X, y), got "
         f"{type(dataset).__name__}{lacks_length}."
     )
+
+
+def _is_data_set(value: Any) -> bool:
+    """Returns true for a data set or a loader of torch, which is never a row."""
+    return isinstance(value, DataLoader | torch.utils.data.Dataset)
 
 
 def _are_texts(column: Any) -> bool:
@@ -319,6 +330,18 @@ def _by_position(parts: Sequence[Any]) -> dict[str, Any]:
     }
 
 
+def _warn_about_order(inputs: Any, labels: Any) -> None:
+    """Warns of a frame and labels whose indices have the same rows in another order."""
+    if not is_frame(inputs) or not (is_series(labels) or is_frame(labels)):
+        return
+    first, second = inputs.index, labels.index
+    if not first.equals(second) and first.sort_values().equals(second.sort_values()):
+        warn_once(
+            "inputs and labels have the same index in another order, and are paired by position; "
+            "if the index pairs them, pass y.loc[X.index]."
+        )
+
+
 def _from_arrays(arrays: Sequence[Any]) -> dict[str, Column]:
     arrays = [list(array) if isinstance(array, Iterator) else dense(array) for array in arrays]
     check_same_order(arrays)
@@ -342,6 +365,7 @@ def _from_arrays(arrays: Sequence[Any]) -> dict[str, Column]:
         inputs = _by_position([*map(_array, arrays[:-1]), ()])
         del inputs[LABELS]
         return _from_named(inputs, arrays[-1])
+    _warn_about_order(arrays[0], arrays[-1])
     arrays = [*map(_array, arrays[:-1]), *map(_get_labels, arrays[-1:])]
     lengths = [len(array) for array in arrays]
     if len(arrays) < 2 or len(set(lengths)) > 1:
