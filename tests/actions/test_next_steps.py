@@ -16,6 +16,7 @@ from chop.actions.next_steps import (
     steps_after_emit,
     steps_after_search,
     steps_after_sweep,
+    steps_with_run,
     workload_options,
 )
 from chop.actions.sweep.settings import QuantizeSweepConfig
@@ -178,3 +179,14 @@ def test_layers_are_in_the_order_of_the_model_and_formats_have_a_legend(ran):
     assert legend.columns == ("format", "what it is") and "integer 8.auto" in names
     # Weights, inputs and biases are named in the same way.
     assert {text for texts in layers.texts for text in texts[1:4]} <= set(names)
+
+
+def test_the_page_of_a_command_suggests_the_others(tmp_path):
+    assert steps_with_run(tmp_path, "evaluate") == []
+    (tmp_path / "model.mz").touch()
+    for command, others in (
+        ("evaluate", ["export", "bench"]),
+        ("bench model", ["export", "evaluate"]),
+    ):
+        lines = commands(steps_with_run(tmp_path, command))
+        assert [line.split()[0] for line in lines] == others

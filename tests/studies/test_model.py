@@ -69,7 +69,7 @@ def test_what_small_packed_layers_keep_decoded_is_told():
         contenders, lambda rows: {"input": torch.randn(rows, 64)}, batch_sizes=(1,), seconds=0.05
     )
     assert [row.kept_bytes for row in found.rows] == [0, 4 * 64 * 32]
-    assert found.formatted()[1]["kept decoded"] == "8.2 kB"
+    assert found.formatted()[1]["decoded copy"] == "8.2 kB"
 
 
 def test_wrong_models_and_sizes_are_named():

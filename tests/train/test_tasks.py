@@ -293,8 +293,9 @@ def test_a_loss_where_float_makes_no_error_is_told_as_it_is():
     mse, accuracy = TASKS["regression"].metrics["mse"], CLASSIFICATION.metric
     told = mse.format_loss(3e-5, 0.0)
     assert told == "3e-05 in absolute terms, as the float model's mse is 0"
-    assert mse.format_loss(1.5, 1.0) == "50.00%" and accuracy.format_loss(0.5, 0.75) == "25.00%"
-    assert accuracy.format_drop(0.00001) == "0.001%" and accuracy.format_drop(0.0) == "0.00%"
+    assert mse.format_loss(1.5, 1.0) == "50.00%"
+    assert accuracy.format_loss(0.5, 0.75) == "25.00 percentage points"
+    assert accuracy.format_drop(0.00001) == "0.001 percentage points"
 
 
 def test_labels_beyond_a_models_own_loss_are_refused():

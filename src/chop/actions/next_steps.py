@@ -90,6 +90,20 @@ def _steps_with_run(run: str, trust: str, target: str) -> list[Step]:
     ]
 
 
+def steps_with_run(run: str | Path, command: str, trust: str = "") -> list[Step]:
+    """Returns steps with the saved model of a run, without the command that has just used it.
+
+    Args:
+        run: output folder of `chop compress`. There are no steps for other models.
+        command: command that made the page, such as "evaluate".
+        trust: option that confirms the code that the run names, after a space, or "".
+    """
+    if not (Path(run) / "model.mz").is_file():
+        return []
+    steps = _steps_with_run(quoted(run), trust, "onnx")
+    return [step for step in steps if not step.code.startswith(f"chop {command} ")]
+
+
 def _steps_without_model() -> list[Step]:
     again = command_line(sys.argv)
     if not again.startswith("chop "):

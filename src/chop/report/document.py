@@ -186,7 +186,9 @@ def page_table(table: Table) -> PageTable:
 
 def _text(cell: Any) -> str:
     """Formats a cell for a page; large counts get thousands separators."""
-    is_count = isinstance(cell, int) and not isinstance(cell, bool) and abs(cell) >= GROUPED
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
+    is_count = isinstance(cell, int) and abs(cell) >= GROUPED
     return f"{cell:,}" if is_count else format_cell(cell)
 
 

@@ -33,7 +33,7 @@ class MeasuredTable:
     Attributes:
         title: heading of the printed table.
         rows: rows with equal columns. Fractions are printed in percent except for `NUMBERS`;
-            numbers are printed with their `LOW` and `HIGH`.
+            bits have two decimals, and numbers are printed with their `LOW` and `HIGH`.
         measured: column -> its metric, which determines how its numbers and ranges are printed.
         note: paragraph below the table.
         unprinted: columns that only the CSV file has.
@@ -169,5 +169,6 @@ def _cell(name: str, row: Mapping[str, Any], metric: Metric | None) -> Any:
     if metric is not None and isinstance(value, float):
         ends = None if low is None or high is None else (low, high)
         return Cell(value, format_cell(value, ends, metric))
-    is_share = isinstance(value, float) and name not in NUMBERS
-    return Cell.of(value, ".2%") if is_share else value
+    if not isinstance(value, float) or name in TIMES:
+        return value
+    return Cell.of(value, ".2f" if name in NUMBERS else ".2%")

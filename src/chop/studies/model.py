@@ -115,7 +115,7 @@ class _ModelRow:
             **({TIMES: times, TIMES_IN_ENGINE: self._peer_cell()} if has_peers else {FAST: times}),
             "rows/s": f"{self.throughput:,.0f}",
             "weights": format_bytes(self.weight_bytes),
-            "kept decoded": format_bytes(self.kept_bytes),
+            "decoded copy": format_bytes(self.kept_bytes),
             "file": format_bytes(self.file_bytes),
             "peak of a call": format_bytes(self.measured.peak_bytes),
             "largest difference": None if is_baseline else self.measured.largest_difference,
@@ -131,7 +131,7 @@ def _bounds(ratio: Interval) -> tuple[float, float] | None:
     return (ratio.low, ratio.high) if ratio.is_known else None
 
 
-SIZES = ("weights", "kept decoded", "file", "peak of a call")
+SIZES = ("weights", "decoded copy", "file", "peak of a call")
 """Memory columns."""
 
 

@@ -168,14 +168,18 @@ class Metric:
         return worse / abs(reference) if self._takes_share and reference else worse
 
     def format_drop(self, drop: float) -> str:
-        """Formats a drop for a message, in percent if it is a share.
+        """Formats a drop for a message: shares of the reference in percent, differences of
+        percentages in percentage points.
 
         >>> Metric("accuracy", math.dist, is_share=True).format_drop(0.0125)
+        '1.25 percentage points'
+        >>> Metric("perplexity", math.dist, higher_is_better=False).format_drop(0.0125)
         '1.25%'
         """
         if not self.is_share and not self._takes_share:
             return f"{drop:.4g}"
-        return f"{100 * drop:.2g}%" if 0 < abs(drop) < LEAST_SHARE else f"{drop:.2%}"
+        number = f"{100 * drop:.2g}" if 0 < abs(drop) < LEAST_SHARE else f"{100 * drop:.2f}"
+        return f"{number}%" if self._takes_share else f"{number} percentage points"
 
     def format_loss(self, value: float, reference: float) -> str:
         """Formats the loss of `value` against the float model's `reference`, for a message.

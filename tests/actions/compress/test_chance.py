@@ -135,8 +135,8 @@ def test_the_sentence_has_the_numbers():
 @pytest.mark.parametrize(
     "kind, drop, warned",
     [
-        ("classification", 1, "--max-drop 1 allows 100.00%: a constant answer"),
-        ("classification", 0.6, "--max-drop 0.6 allows 60.00%"),
+        ("classification", 1, "--max-drop 1 allows 100.00 percentage points: a constant answer"),
+        ("classification", 0.6, "--max-drop 0.6 allows 60.00 percentage points"),
         ("regression", 1, "is within that of float's 0.9"),
         ("causal-lm", 50, "--max-drop 0.01 allows 1.00%"),
         ("classification", 0.1, ""),

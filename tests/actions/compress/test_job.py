@@ -288,7 +288,10 @@ def test_without_a_format_within_the_drop_no_model_is_saved(tmp_path, capsys):
     names = {"accuracy.svg", "result.json", "table.md", "report.html", "report.json", MANIFEST}
     assert {file.name for file in tmp_path.iterdir()} == names
     told = " ".join(capsys.readouterr().out.split())
-    assert "No format is within 1.00% of float" in told and "No QAT: --qat-epochs is 0." in told
+    assert (
+        "No format is within 1.00 percentage points of float" in told
+        and "No QAT: --qat-epochs is 0." in told
+    )
     assert "the best one, integer 4.2 (PTQ), loses" in told and "--keep-best" in told
     with pytest.raises(CheckpointError, match="saved no model.*--keep-best"):
         bench_model(BenchModelConfig(compressed=tmp_path))

@@ -318,7 +318,7 @@ def test_truth_values_are_no_numbers(tmp_path):
     text = render(
         [PageRun("r", read_like(), build_document(replace(build_report(), tables=tables)))]
     )
-    assert 'data-value="True"' not in text and ">True</td>" in text
+    assert 'data-value="True"' not in text and ">yes</td>" in text
 
 
 def test_a_run_of_an_earlier_version_has_its_rows(folder, tmp_path):

@@ -136,9 +136,9 @@ def test_names_of_near_levels_do_not_overlap():
 
 def test_ratios_say_their_interval_and_baseline():
     by_time = SimpleNamespace(median=2.0, low=2.0, high=2.0, spans_one=False, is_known=False)
-    (chart,) = ratio_charts([SimpleNamespace(name="by time", ratio=by_time)], "t")
+    (chart,) = ratio_charts([SimpleNamespace(name="by time", ratio=by_time)], "t", "float")
     assert "Error bars" not in caption(chart) and chart.spread == "95 % interval"
-    assert list(chart.limits) == ["baseline"]
+    assert list(chart.limits) == ["float"] and chart.x.label == "times as fast as float"
 
 
 @pytest.mark.parametrize("values", [(0.00272, 0.00276), (1234567.0, 2345678.0), (1.0, 5.0)])

@@ -86,7 +86,7 @@ def test_large_counts_are_grouped_in_all_tables():
     table = page_table(
         Table("t", [{"n": 33600, "b": True, "c": 9999, "y": 999, "f": 1e6, "s": "33600"}])
     )
-    assert table.texts[0] == ("33,600", "True", "9,999", "999", "1e+06", "33600")
+    assert table.texts[0] == ("33,600", "yes", "9,999", "999", "1e+06", "33600")
     assert table.values[0][0] == 33600
 
 

@@ -24,13 +24,14 @@ from chop.actions.compress.job import compress
 from chop.actions.compress.saving import exported_bytes
 from chop.actions.compress.settings import CompressConfig
 from chop.actions.job import Job, Output, load_nothing, run_job
+from chop.actions.next_steps import steps_with_run
 from chop.base.files import latest
 from chop.base.files.temporary import scratch_folder
-from chop.base.trust import is_trusted
+from chop.base.trust import confirmation, is_trusted
 from chop.ir.graph import MaseGraph
 from chop.quantization.summary import format_rows
 from chop.report.charts.ratios import ratio_charts
-from chop.report.report import Note, Report, announce, figure
+from chop.report.report import Note, Report, Step, announce, figure
 from chop.runs.progress import announced_steps
 from chop.studies.model import ModelComparison
 from chop.studies.results import flat_row
@@ -75,7 +76,11 @@ def _bench(config: BenchModelConfig, workload: None, output: Output) -> Report[M
     fastest = describe_fastest(comparison.numbers(), place, rounded, missing, loaded.name)
     verdict = f"{fastest.partition('. ')[0].rstrip('.')}." if fastest else ""
     if place is None:
-        fastest = f"{fastest} {_saving(config, loaded.name)}".strip()
+        saving = _saving(config, loaded.name)
+        fastest = f"{fastest} This model was not saved. To save it: {saving}".strip()
+        steps = [Step("Save the measured model", saving)]
+    else:
+        steps = steps_with_run(place, "bench model", confirmation((loaded.name,)))
     title, times = loaded.title, comparison.by_batch.items()
     return Report(
         title,
@@ -89,23 +94,26 @@ def _bench(config: BenchModelConfig, workload: None, output: Output) -> Report[M
         comparison,
         [flat_row(row) for row in comparison.rows],
         figures={
-            f"times-batch-{batch}.svg": figure(ratio_charts, measured, f"{title}, batch {batch}")
+            f"times-batch-{batch}.svg": figure(
+                ratio_charts, measured, f"{title}: speed at batch {batch}", measured.baseline
+            )
             for batch, measured in times
         },
         files={f"times-batch-{batch}.json": measured.save for batch, measured in times},
         result_file="",
         verdict=verdict,
         tiles=speed_tiles(comparison.numbers()),
+        steps=steps,
     )
 
 
 def _saving(config: BenchModelConfig, model: str) -> str:
-    """Returns the sentence with the command that saves the measured model."""
+    """Returns the command that saves the measured model."""
     words = ["chop", "compress", "--model", model, "--formats", config.format]
     words += ["--qat-epochs", "0", "--keep-best"]
     words += [] if config.dataset is None else ["--dataset", config.dataset]
     words += [] if config.max_length is None else ["--max-length", str(config.max_length)]
-    return f"This model was not saved. To save it: {shlex.join(words)}"
+    return shlex.join(words)
 
 
 BENCH = Job("bench model", _bench, load_nothing)

@@ -52,7 +52,10 @@ def build_report(results: R) -> Report[R]:
         {"tables.md": blocks},
         results,
         list(numeric_rows(results)),
-        figures={f"{case}.svg": figure(ratio_charts, measured, case) for case, measured in cases},
+        figures={
+            f"{case}.svg": figure(ratio_charts, measured, f"speed, {case}", measured.baseline)
+            for case, measured in cases
+        },
         files={f"{case}.json": measured.save for case, measured in cases},
         result_file="",
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,14 @@ from chop.train.calibration import calibrated, calibration_batches
 from chop.train.intervals import FEW_ROWS, format_interval
 from chop.train.tasks import CAUSAL_LM, CLASSIFICATION
 from chop.workloads.workload import Workload, raise_for_integers, raise_to_graph
+
+COLUMNS = (
+    "Codes: compared integers of an operator. Different: those that differ from the quantized "
+    "operator's on the same inputs, by at most the largest difference in steps. Saturated: "
+    "results outside the range of the format that reads them. Largest seen: the largest value of "
+    "the accumulator. Bits: its proven width."
+)
+"""Description of the columns of the table."""
 
 
 def lower(config: LowerConfig, workload: Workload | None = None) -> dict[str, Any]:
@@ -76,17 +84,27 @@ def _lower(config: LowerConfig, workload: Workload, output: Output) -> Report[di
     table = Table(title, [_operator_row(row) for row in info["operators"]])
     return Report(
         title,
-        {"table.md": [table, Note(about)]},
+        {"table.md": [table, Note(COLUMNS), Note(about)]},
         result,
         info["operators"],
         figures={"graph.svg": lowering.integer.draw},
         files={"model": lowering.integer.export, GOLDEN: lowering.write_golden},
+        verdict=_verdict(info["operators"]),
         outcome=integer_outcome(result, workload, rows),
         steps=[
             load_step(config.out / "model", "Load the graph of integers"),
             *steps_with_files({"Inputs, outputs and all integers between": config.out / GOLDEN}),
         ],
     )
+
+
+def _verdict(operators: Sequence[Mapping[str, Any]]) -> str:
+    """Compares the integers of all operators with the codes of the quantized model."""
+    codes, different = (sum(row[name] for row in operators) for name in ("codes", "different"))
+    count = f"{codes:,} integers of {len(operators)} operators"
+    if not different:
+        return f"All {count} equal the codes of the quantized model."
+    return f"{different:,} of {count} differ from the codes of the quantized model."
 
 
 def integer_outcome(result: Mapping[str, Any], workload: Workload, rows: int) -> Outcome:

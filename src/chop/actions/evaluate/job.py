@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from chop.actions.evaluate.rows import JOURNAL, get_result, judge_models, measur
 from chop.actions.evaluate.settings import EvaluateConfig
 from chop.actions.evaluate.tasks import TaskScore, ask, compute_scores, read_tasks
 from chop.actions.job import Job, Output, run_job
+from chop.actions.next_steps import steps_with_run
+from chop.base.trust import confirmation
 from chop.errors import ConfigError
 from chop.nn.quantized import QuantizedOperator
 from chop.report.report import Report, announce
@@ -169,7 +171,8 @@ def _evaluate(config: EvaluateConfig, asked: Asked, output: Output) -> Report[Ev
     evaluation = Evaluation(*names, result, tuple(scores))
     if asked.card is not None:
         add_results(asked.card, evaluation, workload)
-    return build_report(evaluation, divergences, workload)
+    steps = steps_with_run(config.model, "evaluate", confirmation((judged.reference_name,)))
+    return replace(build_report(evaluation, divergences, workload), steps=steps)
 
 
 def _scores(

@@ -304,7 +304,9 @@ def _report(
         exported,
         [row.numbers() for row in exported],
         figures={
-            f"times-batch-{batch}.svg": figure(ratio_charts, each, f"{title}, batch {batch}")
+            f"times-batch-{batch}.svg": figure(
+                ratio_charts, each, f"{title}: speed at batch {batch}", each.baseline
+            )
             for batch, each in times.by_batch.items()
         },
         files={f"times-batch-{batch}.json": each.save for batch, each in times.by_batch.items()},

@@ -16,6 +16,7 @@ from chop.report.charts.best_so_far import Run, best_so_far_charts, value_at
 from chop.report.measured import MeasuredTable, report_of_tables
 from chop.report.report import Writer, figure_files
 from chop.report.search_figures import about_trial, within
+from chop.report.words import in_words
 from chop.search import Goal, TrialRecord
 from chop.search.comparison import Compared, build_curves, get_title, judged, read_compared
 from chop.search.objective import Direction, select_objectives
@@ -98,7 +99,8 @@ def compare_searches(
     numbers = {key: metric for key in rows[0] if key.startswith(("best", "test"))}
     numbers["seconds"] = dataclasses.replace(metric, is_share=False)
     heading = title if title is not None else get_title(plotted, _data_name)
-    table = MeasuredTable(f"{heading}: {chosen.name}", rows, numbers, unprinted=_unprinted(rows))
+    caption = f"{heading}: best {in_words(chosen.name)} of each search"
+    table = MeasuredTable(caption, rows, numbers, unprinted=_unprinted(rows))
     figures = figure_files(
         "best-so-far",
         best_so_far_charts,

@@ -15,6 +15,7 @@ from chop.actions.shard.model import ShardedModel, whole_graph
 from chop.actions.shard.run import is_launched, mesh_shape, processes, run_here, run_on_processes
 from chop.actions.shard.settings import ShardConfig
 from chop.base.files import write_json
+from chop.bench.record import format_seconds
 from chop.distributed.builtin_plans import find_plan
 from chop.distributed.byte_sizes import parse_bytes
 from chop.distributed.costs import parameter_bytes, replicated_bytes
@@ -194,6 +195,7 @@ def _verdict(result: Mapping[str, Any]) -> str:
 def _tiles(result: Mapping[str, Any]) -> list[Tile]:
     """Returns tiles with memory and time of the chosen plan."""
     chosen = result["plans"][0]
+    seconds = chosen["seconds"]
     return [
         Tile(
             "largest share of a process",
@@ -201,7 +203,7 @@ def _tiles(result: Mapping[str, Any]) -> list[Tile]:
             f"of {result['size_bytes'] / 1000:,.1f} kB",
         ),
         Tile("peak memory (kB)", _kilobytes(chosen["peak_bytes"]), "predicted"),
-        Tile("forward (ms)", Cell.of(chosen["seconds"] * 1e3, ",.3f"), "predicted"),
+        Tile("forward", Cell(seconds, str(format_seconds(seconds))), "predicted"),
         Tile("sent (kB)", _kilobytes(chosen["sent_bytes"]), f"{chosen['calls']} collectives"),
     ]
 
@@ -238,10 +240,15 @@ def _layer_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _predicted(row: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "predicted (ms)": Cell.of(row["seconds"] * 1e3, ",.3f"),
+        "predicted (ms)": _milliseconds(row["seconds"]),
         "collectives": row["calls"],
         "sent (kB)": _kilobytes(row["sent_bytes"]),
     }
+
+
+def _milliseconds(seconds: float) -> Cell:
+    value = seconds * 1e3
+    return Cell.of(value, ",.3f" if value >= 0.1 else ".2g")
 
 
 def _kilobytes(size: float) -> Cell:

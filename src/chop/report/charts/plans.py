@@ -24,12 +24,17 @@ def plan_charts(
     if not rows:
         raise ConfigError("plans: expected at least one plan.")
     times = [Bar(row["plan"], (row["seconds"] * 1e3,)) for row in rows]
+    most = max([memory_bytes or 0, *(row["peak_bytes"] for row in rows)])
+    unit, name = (1e6, "MB") if most >= 1e6 else (1e3, "kB")
     sizes = [
-        Bar(row["plan"], (row["kept_bytes"] / 1e6, (row["peak_bytes"] - row["kept_bytes"]) / 1e6))
+        Bar(row["plan"], (row["kept_bytes"] / unit, (row["peak_bytes"] - row["kept_bytes"]) / unit))
         for row in rows
     ]
-    budget = {} if memory_bytes is None else {"budget": memory_bytes / 1e6}
+    budget = {} if memory_bytes is None else {"budget": memory_bytes / unit}
     time = Axis("predicted time of a forward (ms)", log=False)
-    size = Axis("peak memory of a process (MB)", log=False)
+    size = Axis(f"peak memory of a process ({name})", log=False)
     parts = ("parameters", "activations")
-    return [BarChart(title, time, tuple(times)), BarChart(title, size, tuple(sizes), parts, budget)]
+    return [
+        BarChart(f"{title}: predicted time of each plan", time, tuple(times)),
+        BarChart(f"{title}: memory of each plan", size, tuple(sizes), parts, budget),
+    ]

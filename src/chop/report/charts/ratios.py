@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from chop.bench.record import Measured
 
 
-def ratio_charts(variants: Iterable[Measured], title: str) -> list[BarChart]:
+def ratio_charts(
+    variants: Iterable[Measured], title: str, baseline: str = "the baseline"
+) -> list[BarChart]:
     """Returns a bar chart of the speed-up of each variant, with confidence intervals.
 
     Bars of variants without a significant difference are hollow.
@@ -21,6 +23,7 @@ def ratio_charts(variants: Iterable[Measured], title: str) -> list[BarChart]:
     Args:
         variants: a `chop.bench.Comparison` or some of its variants.
         title: title of the chart.
+        baseline: name of the variant that the others are compared with.
     Raises:
         ConfigError: if there are no variants.
     """
@@ -31,5 +34,5 @@ def ratio_charts(variants: Iterable[Measured], title: str) -> list[BarChart]:
         bars.append(Bar(variant.name, (ratio.median,), low, high, ratio.spans_one))
     if not bars:
         raise ConfigError("ratios: expected at least one variant.")
-    axis, limits = Axis("times as fast as the baseline", log=False), {"baseline": 1.0}
+    axis, limits = Axis(f"times as fast as {baseline}", log=False), {baseline: 1.0}
     return [BarChart(title, axis, tuple(bars), limits=limits, spread=f"{LEVEL_TEXT} interval")]

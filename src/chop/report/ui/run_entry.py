@@ -61,7 +61,7 @@ def summarize_run(path: str, folder: Path, manifest: Manifest) -> RunEntry:
     outcome, command = manifest.outcome, command_line(manifest.command)
     named = manifest.settings.get("dataset")
     data = (outcome.data if outcome else "") or (named if isinstance(named, str) else "")
-    model = manifest.settings.get("model")
+    model = manifest.settings.get("model") or manifest.settings.get("compressed")
     return RunEntry(
         path,
         manifest.kind,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from chop.base.installed import require
 from chop.errors import ConfigError
+from chop.report.charts.chart import chart_in_words
 from chop.report.document import PageTable, page_table
 from chop.report.page.page import environment, picture
 from chop.report.report import Table, say
@@ -186,7 +187,7 @@ def _progress(runs: RunsFolder, path: str) -> str:
         "progress.html.jinja",
         progress=progress,
         points=_points_table(progress.points),
-        pictures=[picture(chart) for chart in progress.charts],
+        pictures=[picture(chart_in_words(chart)) for chart in progress.charts],
     )
 
 

@@ -73,7 +73,7 @@
       this.words = document.createElement("div");
       this.words.className = "graph-words";
       this.words.setAttribute("aria-live", "polite");
-      this.words.textContent = "A click on a box shows what is known of it; on a module, unfolds or folds it.";
+      this.words.textContent = "Click a box for its shapes, formats and numbers. A click on a module unfolds or folds it.";
       body.append(this.view, this.words);
       place.append(tools, body, this.legend(leftOut));
       this.moves();
