@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from chop.actions.compress.job import CompressConfig
+from chop.actions.search.settings import PrecisionConfig
 from chop.actions.sweep.grid import parse_range
+from chop.base.trust import trust_named
 from chop.cli.settings_file import read_settings
 from chop.config import load_toml, parse
 from chop.errors import ConfigError
@@ -159,4 +161,16 @@ def test_a_name_that_no_file_can_have_is_refused(setting, name, words, tmp_path)
 def test_a_place_with_a_null_byte_in_a_file_is_refused(setting, tmp_path):
     (tmp_path / "r.toml").write_text(f'{setting} = "a\\u0000b"\n')
     with pytest.raises(ConfigError, match="null bytes"):
-        read_settings(tmp_path / "r.toml", {})
+        read_settings(tmp_path / "r.toml", {}, PrecisionConfig)
+
+
+def test_unknown_keys_of_a_file_are_named_before_the_code_that_it_names(tmp_path):
+    (tmp_path / "r.toml").write_text('import = "mymod"\nmodel = "net.py:Net"\nweigths = "w.pt"\n')
+    with trust_named({}), pytest.raises(ConfigError, match="'weigths': did you mean 'weights'"):
+        read_settings(tmp_path / "r.toml", {}, CompressConfig)
+
+
+def test_a_file_of_json_is_no_settings_file(tmp_path):
+    (tmp_path / "result.json").write_text('{"model": "cnn"}')
+    with pytest.raises(ConfigError, match=r"expected TOML, with a line such as .* got a file of J"):
+        load_toml(tmp_path / "result.json")

@@ -186,6 +186,20 @@ def check_known(word: object, choices: Collection[object], what: str) -> None:
         raise ConfigError(f"{what} '{word}': {did_you_mean(word, choices)}")
 
 
+def check_distinct(values: Iterable[object], what: str) -> None:
+    """Raises ConfigError if a value is given twice.
+
+    >>> check_distinct(["gptq", "awq", "gptq"], "method")
+    Traceback (most recent call last):
+    chop.errors.ConfigError: method: 'gptq' is given twice; expected each once.
+    """
+    seen: list[object] = []
+    for value in values:
+        if value in seen:
+            raise ConfigError(f"{what}: '{value}' is given twice; expected each once.")
+        seen.append(value)
+
+
 def first_line(error: BaseException) -> str:
     """The first line of what an error says; its class where it says nothing.
 

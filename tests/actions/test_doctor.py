@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from chop.actions.doctor import OK, OPTIONAL, _instructions, _part, _products, examine
+from chop.actions.doctor import OK, OPTIONAL, WRONG, _instructions, _part, _products, examine
+from chop.errors import ConfigError
 from chop.kernels.cpu import build, crossovers
 from chop.kernels.cpu.crossovers import CROSSOVERS
 
@@ -83,3 +84,15 @@ def test_doctor_sees_a_package_that_shadows_chop(tmp_path):
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "shadows" in run.stdout
+
+
+def test_products_in_a_format_that_two_packages_define_are_a_finding(monkeypatch):
+    def is_supported():
+        raise ConfigError("the number format 'mxint' is defined twice")
+
+    name = "bfloat16 products"
+    each = replace(CROSSOVERS[name], is_supported=is_supported)
+    monkeypatch.setattr(crossovers, "CROSSOVERS", {name: each})
+    monkeypatch.setattr(build, "library", lambda: build.Build(object(), ""))
+    (finding,) = _products()
+    assert (finding.state, finding.detail) == (WRONG, "the number format 'mxint' is defined twice")

@@ -179,5 +179,5 @@ def test_settings_that_do_not_go_together_are_refused(config, settings, message)
 
 def test_texts_have_no_pixels(tmp_path, config):
     (tmp_path / "rows.csv").write_text("a,b,label\n" + "1,2,0\n3,4,1\n" * 5)
-    with pytest.raises(ConfigError, match="channels: data set .* has no images"):
+    with pytest.raises(ConfigError, match="channels is for images: data set .* has no images"):
         load_workload(config(dataset=str(tmp_path / "rows.csv"), channels=1))

@@ -67,3 +67,20 @@ def test_lists_paths_and_numpy_numbers_are_as_those_of_files():
 def test_the_operands_of_compress_are_those_that_an_operator_reads():
     """Help imports no format. The default depends on the model."""
     assert CompressConfig.operands is None and OPERANDS[:-1] == INPUT_OPERANDS
+
+
+@pytest.mark.parametrize(
+    ("make", "given", "repeated"),
+    [
+        (CompressConfig, {"method": ("gptq", "awq", "gptq")}, "method: 'gptq'"),
+        (CompressConfig, {"formats": ("8.auto", "8.auto")}, "formats: '8.auto'"),
+        (CompressConfig, {"formats": ("mxint8", "mxint:width=8")}, r"formats: 'MXInt\(.*\)'"),
+        (PruneSweepConfig, {"methods": ("random", "random")}, "methods: 'random'"),
+        (PrecisionConfig, {"goals": ("kl", "bits", "kl")}, "goals: 'kl'"),
+        (SensitivityConfig, {"metrics": ("mse", "mse")}, "metrics: 'mse'"),
+        (WorkloadConfig, {"class_names": ("cat", "cat")}, "class_names: 'cat'"),
+    ],
+)
+def test_a_name_is_given_once(make, given, repeated):
+    with pytest.raises(ConfigError, match=f"^{repeated} is given twice; expected each once"):
+        make(**given)

@@ -22,6 +22,7 @@ from chop.base.trust import trust_code, trust_named
 from chop.cli.settings_file import read_settings
 from chop.errors import ConfigError
 from chop.formats import REGISTRY
+from chop.workloads.settings import WorkloadConfig
 from tests.test_plugin_package import ROOT, run
 
 SOURCE = (ROOT / "examples/plugin/src/mypkg/formats.py").read_text()
@@ -68,7 +69,7 @@ def test_files_and_lists_are_no_names_of_modules(text, advice, tmp_path):
         import_plugin(text)
     (tmp_path / "c.toml").write_text(f"import = ['{text}']\n")
     with pytest.raises(PluginError, match=f"c.toml: import: {expected}"):
-        read_settings(tmp_path / "c.toml", {})
+        read_settings(tmp_path / "c.toml", {}, WorkloadConfig)
 
 
 def test_a_row_that_is_no_class_is_of_the_module_that_adds_it(module, monkeypatch):

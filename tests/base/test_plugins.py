@@ -22,6 +22,7 @@ from chop.cli.settings_file import read_settings
 from chop.errors import CheckpointError, ConfigError
 from chop.formats import REGISTRY, formats, get_format, parse_format
 from chop.search.registry import SAMPLERS, SamplerRow, sampler_row
+from chop.workloads.settings import WorkloadConfig
 
 FORMAT = """
     from dataclasses import dataclass
@@ -355,7 +356,7 @@ def test_metrics_of_a_task_of_a_package(install):
 def test_imports_of_a_settings_file_are_a_list_of_modules(value, tmp_path):
     (tmp_path / "c.toml").write_text(f"import = {value}\n")
     with pytest.raises(ConfigError, match="c.toml: import: expected a list of modules, got "):
-        read_settings(tmp_path / "c.toml", {})
+        read_settings(tmp_path / "c.toml", {}, WorkloadConfig)
 
 
 PASS = """

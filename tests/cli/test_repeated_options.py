@@ -63,3 +63,10 @@ def test_a_second_file_after_an_option_is_named(words, expected, tmp_path, monke
         app(words, prog_name="chop")
     message = " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert ended.value.code == 2 and expected in message
+
+
+@pytest.mark.parametrize("words", [["--model", "runs/x"], ["--model=runs/x"], ["runs/x"]])
+def test_an_argument_may_be_given_like_an_option(words):
+    command = COMMANDS["export"]
+    context = command.make_context("export", [*words, "--to", "onnx"])
+    assert (context.params["model"], context.params["to"]) == ("runs/x", ["onnx"])

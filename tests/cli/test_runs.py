@@ -99,7 +99,7 @@ def test_compress_says_what_a_folder_holds(ends, place):
 def test_compress_takes_a_run_alone(options, ends):
     code, printed, messages = ends("compress", NAME, *options)
     assert code == 2 and printed == ""
-    assert f"'{NAME}': leave out {options[0]}" in messages
+    assert f"'{NAME}' describes an earlier run: leave out {options[0]}; or leave out" in messages
 
 
 def test_runs_of_other_commands_are_described_too(tmp_path, ends):

@@ -253,6 +253,10 @@ SETTINGS = {
         lambda q: q["modules"].update({"model.layers.0.mlp.uproj": q["modules"].pop(UP)}),
         "LlamaForCausalLM has no module 'model.layers.0.mlp.uproj'.*up_proj",
     ),
+    "layer": (
+        lambda q: q["modules"].update({"model.layers.7.mlp.up_proj": q["modules"][UP]}),
+        "^config.json: .* fewer layers than its quantization_config names: correct the number",
+    ),
     "kind": (
         lambda q: q["modules"].update({"model.norm": q["modules"][UP]}),
         "'model.norm' is a LlamaRMSNorm, which has no quantized form",

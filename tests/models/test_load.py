@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
+from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, LlamaConfig
 
 from chop.base.trust import trust_code
 from chop.errors import CheckpointError, ConfigError, UnavailableError
@@ -119,6 +119,20 @@ def test_an_adapter_without_its_base_model_is_to_be_merged(tmp_path, task, loade
     with pytest.raises(ConfigError, match="PEFT adapter for the base model 'org/base'") as caught:
         load_model(str(tmp_path))
     assert f"peft.{loader}.from_pretrained('{tmp_path}').merge_and_unload()" in str(caught.value)
+    assert "There is no folder" not in str(caught.value)  # a name of the hub
+
+
+@pytest.mark.parametrize("has_config", [False, True])
+def test_an_adapter_whose_base_folder_was_moved_says_so(tmp_path, has_config):
+    if has_config:
+        LlamaConfig(num_hidden_layers=1, architectures=["LlamaForCausalLM"]).save_pretrained(
+            tmp_path
+        )
+    settings = {"peft_type": "LORA", "base_model_name_or_path": "./base"}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
+    moved = r"There is no folder './base': correct base_model_name_or_path in '.*adapter_config"
+    with pytest.raises(ConfigError, match=moved):
+        load_model(str(tmp_path))
 
 
 def test_a_run_with_a_transformers_folder_names_it(tmp_path):

@@ -18,7 +18,7 @@ from chop.base.tables import html_table
 from chop.report.charts.accuracy import Curve
 from chop.report.notebook import with_display
 from chop.report.plots import plot_accuracy
-from chop.report.report import Cell, Heading, Note, Report, Table
+from chop.report.report import Cell, Heading, Note, Report, Table, write_document, write_report
 from chop.runs import as_json
 from chop.search import Constraint, Goal, Result, TrialRecord
 from tests.pages import ROOT
@@ -121,6 +121,19 @@ def build_report(result, **named):
         Note(None),
     ]
     return Report("net on data", {"table.md": blocks}, result, [], closing=["saved."], **named)
+
+
+def test_columns_of_a_document_are_in_words(tmp_path):
+    write_document(tmp_path / "report.md", [Table("", [{"module": "fc", "rom_ramb18": 2}])])
+    first, *_ = (tmp_path / "report.md").read_text().splitlines()
+    assert first == "| module | ROM: block memories of 18 Kbit |"
+
+
+def test_assumptions_are_below_the_title_of_a_document(tmp_path):
+    write_report(build_report({}, assumptions=["Rows were split off."]), tmp_path)
+    lines = (tmp_path / "table.md").read_text().splitlines()
+    assert [*filter(None, lines)][1:3] == ["Assumptions:", "- Rows were split off."]
+    assert lines[0].endswith("# Formats")
 
 
 @pytest.mark.parametrize("result", [{"saved": None, "rows": [1]}, [{"width": 4}], []])

@@ -249,23 +249,30 @@ def _crossovers() -> Iterable[Crossover]:
 
 def _products() -> Iterator[Finding]:
     """Yields from how many rows PyTorch is faster than CPU kernels, for each kind of product."""
+    for each in _crossovers():
+        try:
+            yield _product(each)
+        except ConfigError as error:  # another package defines one of the formats that are timed
+            yield Finding(each.name, WRONG, str(error))
+
+
+def _product(each: Crossover) -> Finding:
     import torch
 
     from chop.kernels.cpu.build import library
 
-    for each in _crossovers():
-        if library().library is None:
-            why = "PyTorch in float32, because there are no CPU kernels"
-            yield Finding(each.name, OPTIONAL, why)
-        elif not each.is_supported():
-            yield Finding(each.name, OK, f"CPU kernels; {each.why_unsupported}")
-        elif (table := each.stored_table(torch.get_num_threads())) is None:
-            detail = f"CPU kernels; {each.rival} not measured yet: chop doctor --tune"
-            yield Finding(each.name, OK, detail)
-        else:
-            rows = [f"{i} x {o}: {_from(table[i * o])}" for o, i in each.shapes]
-            detail = f"{each.rival} for {', '.join(rows)}; otherwise CPU kernels"
-            yield Finding(each.name, OK, detail)
+    if library().library is None:
+        why = "PyTorch in float32, because there are no CPU kernels"
+        return Finding(each.name, OPTIONAL, why)
+    if not each.is_supported():
+        return Finding(each.name, OK, f"CPU kernels; {each.why_unsupported}")
+    table = each.stored_table(torch.get_num_threads())
+    if table is None:
+        detail = f"CPU kernels; {each.rival} not measured yet: chop doctor --tune"
+        return Finding(each.name, OK, detail)
+    rows = [f"{i} x {o}: {_from(table[i * o])}" for o, i in each.shapes]
+    detail = f"{each.rival} for {', '.join(rows)}; otherwise CPU kernels"
+    return Finding(each.name, OK, detail)
 
 
 def _from(rows: float) -> str:

@@ -60,7 +60,7 @@ def config_of_run(config: C, workload: Workload | None, out: Path | None = None)
     if manifest is None and config.start_from is not None:
         checkpoint = checkpoint_in(config.start_from)  # before a model is loaded
         if workload is None:
-            _check_is_of_no_run(config.start_from, checkpoint)
+            _check_is_of_no_run(config, checkpoint)
     if manifest is None or workload is not None:
         return config
     assert config.start_from is not None
@@ -104,14 +104,27 @@ def read_start_manifest(config: Any) -> Manifest | None:
     results = read_manifest(folder).results
     if results is None:
         raise CheckpointError(f"'{folder}': its run has not finished. Run the same command again.")
+    if results.kind in ("lower", "emit"):
+        raise CheckpointError(
+            f"'{folder}' is from chop {results.kind} and has a graph of integers: expected a run "
+            f"with float weights, or pass its model with --model."
+        )
     if results.kind == "compress":
         with shared_lock(folder):
             check_model_file(folder, results)
     return results
 
 
-def _check_is_of_no_run(folder: Path, checkpoint: Path) -> None:
-    """Raises CheckpointError if a run's folder lacks the manifest with its model and data."""
+def _check_is_of_no_run(config: Any, checkpoint: Path) -> None:
+    """Raises CheckpointError if model and data of a checkpoint are in the manifest of its run."""
+    folder, run = config.start_from, checkpoint.parent
+    defaults = [x for x in dataclasses.fields(config) if x.name in ("model", "dataset")]
+    is_bare = all(getattr(config, each.name) == each.default for each in defaults)
+    if is_bare and (run / MANIFEST).exists() and read_manifest(run).kind == "compress":
+        raise CheckpointError(
+            f"'{folder}' is the checkpoint of the run '{run}', which has its model and data: pass "
+            f"'{run}' instead, or --model and --dataset as well."
+        )
     if any((folder / name).exists() for name in (RESULT, REPORT)):
         raise CheckpointError(
             f"'{folder}' lacks {MANIFEST}, which has the model and data of its run: pass "
@@ -133,9 +146,11 @@ def check_saved_model(start: Path | None) -> None:
         settle(start)
     results = read_manifest(start).results if (start / MANIFEST).exists() else None
     if results is not None and results.kind != "compress":
+        own = results.settings.get("model")
+        start_again = f"; to start from its model, pass --model {own} with its other options"
         raise CheckpointError(
             f"'{start}' is from chop {results.kind}: expected a folder of chop compress, or a "
-            f"checkpoint{CIRCUIT * (results.kind == 'emit')}."
+            f"quantized checkpoint{CIRCUIT * (results.kind == 'emit')}{start_again * bool(own)}."
         )
     if results is not None and all(each.path != WEIGHTS for each in results.artifacts):
         raise no_model(start)
@@ -149,11 +164,12 @@ def checkpoint_in(path: Path) -> Path:
     files = sorted(path.glob("*.mz")) if path.is_dir() else []
     if len(files) != 1:
         listed = ", ".join(each.stem for each in files) or "none"
+        listed = listed if path.exists() else "no such file or folder"
         is_model = path.is_file() or (path / CONFIG).is_file() or builtin_model(str(path))
         other = f" For a model of another kind, pass --model {path}." if is_model else ""
         raise CheckpointError(
-            f"'{path}': expected a folder of chop sweep quantize or chop compress, or one "
-            f"checkpoint, found {listed if path.exists() else 'no such file or folder'}.{other}"
+            f"'{path}': expected a folder of a command that saves a model, such as chop compress, "
+            f"or one checkpoint, found {listed}.{other}"
         )
     return files[0].with_suffix("")
 

@@ -126,6 +126,7 @@ class _SingleCommand(TyperCommand):
         Of other options the last one counts. Modules of `--import` add their names to the help.
         """
         if not ctx.resilient_parsing:
+            args = self._without_argument_names(args)
             parsed: Any = self.make_parser(ctx).parse_args(args=[*args])
             given, order = parsed[0], parsed[2]
             if given.get("help") or given.get("help_all"):
@@ -140,6 +141,13 @@ class _SingleCommand(TyperCommand):
                     )
             self._check_single_files(ctx, args, parsed[1])
         return super().parse_args(ctx, args)
+
+    def _without_argument_names(self, args: list[str]) -> list[str]:
+        """Reads an argument given like an option, as in `chop export --model RUN`, as itself."""
+        names = {f"--{p.name}" for p in self.params if p.param_type_name == "argument"}
+        prefixes = tuple(f"{name}=" for name in names)
+        words = (x.partition("=")[2] if x.startswith(prefixes) else x for x in args)
+        return [word for word in words if word not in names]
 
     def _check_single_files(self, ctx: Any, args: list[str], extra: list[str]) -> None:
         """Rejects a second file after an option, as from `--dataset *.csv` in a shell.

@@ -85,9 +85,9 @@ def _run(command: Command, where: str, chosen: dict[str, Any]) -> tuple[Any, Any
                 f"{folder}."
             )
         if command.on_run is not None:
-            _check_alone(where, folder, chosen)
+            _check_alone(f"{where} '{folder}' describes an earlier run", folder, chosen)
             return {"run": folder}, command.on_run(folder)
-        _check_alone(where, folder, chosen.keys() & {command.run_field})
+        _check_alone(f"{where} '{folder}'", folder, chosen.keys() & {command.run_field})
         chosen[command.run_field] = str(folder)
     file, source = chosen.pop("config", None), command.source
     trusts = chosen.pop("trust_code", False)
@@ -115,8 +115,9 @@ def _run_with(
         return values, command.run(*arguments, **named)
     from chop.config import parse
 
-    given = read_settings(file, values) if file else values
-    settings = parse(load(command.settings), given, str(file or where))
+    cls = load(command.settings)
+    given = read_settings(file, values, cls) if file else values
+    settings = parse(cls, given, str(file or where))
     return settings, command.run(settings)
 
 
@@ -124,7 +125,11 @@ def _check_alone(where: str, folder: Path, given: Iterable[str]) -> None:
     """Raises ConfigError if RUN comes with options that have no effect on it."""
     names = [f"--{name.replace('_', '-')}" for name in given]
     if names:
-        raise ConfigError(f"{where} '{folder}': leave out {', '.join(names)}.")
+        from chop.runs import MANIFEST
+
+        is_run = "model" in given or (folder / MANIFEST).exists()
+        other = f"leave out '{folder}'" if is_run else f"pass a model with --model {folder}"
+        raise ConfigError(f"{where}: leave out {', '.join(names)}; or {other}.")
 
 
 def _is_given(ctx: typer.Context, name: str) -> bool:

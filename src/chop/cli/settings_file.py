@@ -18,19 +18,26 @@ OPTIONS = {
 """Options of commands that are not settings of jobs."""
 
 
-def read_settings(file: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+def read_settings(file: Path, given: Mapping[str, Any], cls: type) -> dict[str, Any]:
     """Merges the settings of a TOML file with options, which have priority.
+
+    Args:
+        file: the TOML file.
+        given: settings of the command line.
+        cls: dataclass of the settings.
 
     Raises:
         ConfigError: if the file cannot be read, names code that the command line does not name, or
             writes results outside the current folder.
     """
-    from chop.config import check_text, load_toml
+    from chop.config import check_keys, check_text, load_toml
 
     settings = load_toml(file)
     for name in sorted(settings.keys() & OPTIONS.keys()):
         raise ConfigError(f"{file}: '{name}' is no setting: pass {OPTIONS[name]} as an option.")
-    _import_modules(settings.pop("import", ()), file)
+    modules = settings.pop("import", ())
+    check_keys(cls, settings, str(file))
+    _import_modules(modules, file)
     from_file = {name: value for name, value in settings.items() if name not in given}
     for name, value in from_file.items():
         option = name if name in ("evaluate", "loss") else "model"

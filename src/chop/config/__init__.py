@@ -5,7 +5,7 @@ key was meant; after it, settings are attributes.
 """
 
 from chop.config.arguments import with_checked_arguments, with_checked_names
-from chop.config.conversion import MORE, check_fields, convert, parse
+from chop.config.conversion import MORE, check_fields, check_keys, convert, parse
 from chop.config.files import ignoring, load_config, load_toml, renamed, without_na
 from chop.config.ranges import Range
 from chop.config.texts import check_text
@@ -14,6 +14,7 @@ __all__ = [
     "MORE",
     "Range",
     "check_fields",
+    "check_keys",
     "check_text",
     "convert",
     "ignoring",

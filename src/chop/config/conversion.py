@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from chop.config.ranges import Range
 from chop.config.texts import LISTS, check_text, describe_hint, describe_typed
-from chop.errors import ConfigError, describe, did_you_mean
+from chop.errors import ConfigError, check_distinct, describe, did_you_mean
 
 T = TypeVar("T")
 EXACT, NUMBERS = (str, int, bool), (int, float, bool)
@@ -57,15 +57,7 @@ def parse(cls: type[T], settings: Mapping[str, Any] | T | None, where: str = "")
         raise ConfigError(f"{where}: expected a mapping, got {describe_typed(settings)}.")
     settings = dict(settings or {})
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
-    for key, value in settings.items():
-        if key not in fields and isinstance(value, Mapping) and value.keys() & fields.keys():
-            raise ConfigError(
-                f"{where}: unknown key '{key}': settings are at the top level, without [{key}]."
-            )
-        if not fields:
-            raise ConfigError(f"{where}: takes no settings, got '{key}'.")
-        if key not in fields:
-            raise ConfigError(f"{where}: unknown key '{key}': {did_you_mean(key, fields)}")
+    check_keys(cls, settings, where)
     missing = [name for name, f in fields.items() if name not in settings and _required(f)]
     if missing:
         raise ConfigError(f"{where}: missing key '{missing[0]}'.")
@@ -73,6 +65,26 @@ def parse(cls: type[T], settings: Mapping[str, Any] | T | None, where: str = "")
     return cls(
         **{key: _value(value, hints[key], fields[key], where) for key, value in settings.items()}
     )
+
+
+def check_keys(cls: type, settings: Mapping[str, Any], where: str) -> None:
+    """Raises ConfigError if a key of the settings is no field of a dataclass.
+
+    Args:
+        cls: the dataclass.
+        settings: settings by key.
+        where: what the settings belong to, for the error messages.
+    """
+    fields = [field.name for field in dataclasses.fields(cls) if field.init]
+    for key, value in settings.items():
+        if key not in fields and isinstance(value, Mapping) and value.keys() & {*fields}:
+            raise ConfigError(
+                f"{where}: unknown key '{key}': settings are at the top level, without [{key}]."
+            )
+        if not fields:
+            raise ConfigError(f"{where}: takes no settings, got '{key}'.")
+        if key not in fields:
+            raise ConfigError(f"{where}: unknown key '{key}': {did_you_mean(key, fields)}")
 
 
 def _value(value: Any, hint: Any, field: dataclasses.Field[Any], where: str) -> Any:
@@ -145,9 +157,10 @@ def _describe_misfit(value: Any, hint: Any, where: str) -> str:
     """Returns the message about a value of another type; a name in place of a list has advice."""
     advice = ""
     if isinstance(value, str) and value:
+        parts = [part.strip() for part in value.split(",") if part.strip()]
         with contextlib.suppress(ConfigError):
-            convert([value], hint, where)
-            advice = f"; pass [{value!r}]"
+            convert(parts, hint, where)
+            advice = f"; pass {parts}"
     return f"{where}: expected {describe_hint(hint)}, got {describe_typed(value)}{advice}."
 
 
@@ -171,12 +184,14 @@ def check_fields(instance: Any, where: str) -> None:
     texts to paths, as the field says.
 
     Raises:
-        ConfigError: if a value has the wrong type or is out of range.
+        ConfigError: if a value has the wrong type or is out of range, or a name is given twice.
     """
     hints = _type_hints(type(instance))  # type: ignore[arg-type]
     for field in dataclasses.fields(instance):
         value = getattr(instance, field.name)
         converted = _value(value, hints[field.name], field, where)
+        if isinstance(converted, tuple) and all(isinstance(each, str) for each in converted):
+            check_distinct(converted, field.name)
         if converted is not value:
             object.__setattr__(instance, field.name, converted)
 

@@ -30,6 +30,11 @@ def load_toml(path: str | Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"config file '{path}' cannot be read: {error.strerror}.") from None
     except ConfigError as error:
+        if Path(path).suffix == ".json":
+            raise ConfigError(
+                f"config file '{path}': expected TOML, with a line such as model = 'cnn' for each "
+                "setting, got a file of JSON."
+            ) from None
         raise ConfigError(f"config file '{path}' is not valid TOML: {error}.") from None
 
 

@@ -69,7 +69,7 @@ class ShardingPlan:
         if len(unknown) > 1 and 2 * len(unknown) > len(self.parameters):
             raise PlanError(
                 f"the plan is for another model: {len(unknown)} of its {len(self.parameters)} "
-                f"parameters do not exist in this {type(model).__name__}, such as '{unknown[0]}'."
+                f"parameters do not exist in this model, such as '{unknown[0]}'."
             )
         for path in unknown:
             _check_name("parameter", path, tensors)

@@ -215,6 +215,7 @@ def _read_weights(
                 trust_remote_code=False,  # by default it asks on the terminal
             )
     except OSError as error:
+        _check_is_no_adapter(Path(name))
         for index in sorted(Path(name).glob("*.index.json")):
             check_shards(index, read_json(index, "index")["weight_map"].values())
         raise _missing_error(name, "weights", hint=hint) from error
@@ -286,9 +287,13 @@ def _check_is_no_adapter(folder: Path) -> None:
         settings = read_json(file, "config")
     base = settings.get("base_model_name_or_path", "unknown")
     loader = f"AutoPeftModel{PEFT_CLASSES.get(str(settings.get('task_type')), '')}"
+    is_path = str(base).startswith((".", "/", "~")) or str(base).count("/") > 1
+    is_moved = is_path and not Path(base).is_dir()
+    moved = f"There is no folder '{base}': correct base_model_name_or_path in '{file}'. "
     raise ConfigError(
         f"folder '{folder}' contains no model: it has a PEFT adapter for the base model "
-        f"'{base}'. Merge the two, such as with peft.{loader}.from_pretrained('{folder}')"
+        f"'{base}'. {moved * is_moved}Merge the two, such as with "
+        f"peft.{loader}.from_pretrained('{folder}')"
         ".merge_and_unload().save_pretrained('merged'), save the tokenizer there, and pass "
         "'merged' as the model."
     )

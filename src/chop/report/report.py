@@ -18,6 +18,7 @@ from chop.base.files import write_json
 from chop.base.tables import print_table, write_markdown
 from chop.errors import check_known, in_callers_words
 from chop.report.charts.chart import Chart
+from chop.report.words import in_words
 from chop.runs import Outcome
 
 Writer = Callable[[Path], object]
@@ -224,8 +225,9 @@ def write_report(report: Report[Any], folder: Path) -> None:
     for name, write in {**report.files, **_in_further_kinds(report.figures)}.items():
         write(folder / name)
     for place, (name, blocks) in enumerate(report.documents.items()):
-        first = [] if place else [Note(assumptions_text(report))]
-        write_document(folder / name, [*first, *blocks])
+        start = int(bool(blocks) and isinstance(blocks[0], Heading))  # below the title
+        own = [] if place else [Note(assumptions_text(report))]
+        write_document(folder / name, [*blocks[:start], *own, *blocks[start:]])
     if report.result_file:
         write_json(folder / report.result_file, _result_document(report))
 
@@ -298,7 +300,8 @@ def _markdown(block: Block) -> str | Sequence[Mapping[str, Any]] | None:
     if isinstance(block, Heading):
         return f"{'#' * block.level} {block.text}"
     if isinstance(block, Table):
-        return block.rows
+        words = {name: in_words(name) for row in block.rows[:1] for name in row}
+        return [{words[name]: value for name, value in row.items()} for row in block.rows]
     assert isinstance(block, Note)
     return block.text
 

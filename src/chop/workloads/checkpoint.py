@@ -253,7 +253,7 @@ def _as_numbers(
         return with_pixels(data, pictures.info, pictures.size, reduce_labels=is_reduced)
     for name in SETTINGS:
         if getattr(config, name) is not None:
-            raise ConfigError(f"{name}: data set '{config.dataset}' has no images.")
+            raise ConfigError(f"{name} is for images: data set '{config.dataset}' has no images.")
     reads_tokens = getattr(model, "main_input_name", None) == "input_ids"
     if not reads_tokens and config.tokenizer is None:
         if config.text_column is not None:

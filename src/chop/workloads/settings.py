@@ -179,9 +179,6 @@ class WorkloadConfig:
         return None
 
     def _check_labels(self) -> None:
-        names = self.class_names or ()
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise ConfigError(f"class_names: '{twice}' is given twice; expected each class once.")
         for name, value in (("label_mean", self.label_mean), ("label_std", self.label_std)):
             if value is not None and not math.isfinite(value):
                 raise ConfigError(f"{name}: got {value}, expected a number.")

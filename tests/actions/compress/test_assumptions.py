@@ -12,7 +12,7 @@ from PIL import Image
 from torch import nn
 
 import chop
-from chop.actions.compress.doubts import note_doubts
+from chop.actions.compress.doubts import note_doubts, note_large_drop
 from chop.actions.compress.job import CompressConfig, compress
 from chop.actions.compress.table import Candidate, Row
 from chop.actions.emit.lower import LowerConfig, lower
@@ -22,7 +22,7 @@ from chop.data import load_dataset
 from chop.data.catalogue import describe_dataset
 from chop.errors import ConfigError
 from chop.report.document import read_document
-from chop.train import fit
+from chop.train import Metric, fit
 from chop.train.intervals import Score
 from chop.workloads.load import load_workload
 from chop.workloads.pictures import get_preprocessing
@@ -159,6 +159,15 @@ CASES = {
         "float by more than its interval, on test rows: 8.auto (PTQ) 90.00%, float 70.00%",
     ),
 }
+
+
+@pytest.mark.parametrize(("max_drop", "is_noted"), [(0.01, False), (1.0, True)])
+def test_a_loss_that_every_format_keeps_is_noted(max_drop, is_noted):
+    with collected_assumptions() as found:
+        note_large_drop(max_drop, Metric("accuracy", None, is_share=True))
+    texts = [each.text for each in found]
+    assert len(texts) == is_noted
+    assert all("A loss of up to 100.00% is allowed (--max-drop 1)" in text for text in texts)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -19,8 +19,10 @@ from chop.actions.emit.settings import EmitConfig
 from chop.actions.emit.simulate import simulate
 from chop.actions.export.model import load_graph
 from chop.actions.export.settings import ExportConfig
+from chop.base.files import make_folder
 from chop.errors import CheckpointError, ConfigError, VerificationError
 from chop.hardware.check.project import ForeignCodeWarning
+from chop.runs.manifest import Manifest, write_manifest
 from tests.actions.emit.circuits import workload
 
 pytestmark = pytest.mark.tools("verilator", "iverilog", "yosys")
@@ -62,6 +64,14 @@ def test_a_circuit_in_the_place_of_a_model_is_named_as_one(emitted):
         CheckpointError, match="is from chop emit: expected a folder of chop compress"
     ):
         emit(EmitConfig(out=out.parent / "again", start_from=out))
+    run = out.parent / "run"
+    write_manifest(
+        make_folder(run) / "manifest.json", Manifest("compress", {}, "finished", "a:1:2")
+    )
+    for suffix in (".pt", ".mz"):
+        (run / f"model{suffix}").write_bytes((out / f"model{suffix}").read_bytes())
+    with pytest.raises(CheckpointError, match=f"checkpoint of the run '{run}', .*: pass '{run}'"):
+        lower(LowerConfig(out=out.parent / "l", start_from=run / "model"))
     with pytest.raises(CheckpointError, match="is from chop emit: expected the output folder"):
         compressed_run(out)
     for read in (

@@ -372,7 +372,7 @@ def test_what_has_no_meaning_is_refused(folders, tmp_path):
     [
         ({"num_fewshot": 2}, "num_fewshot: applies to tasks only"),
         ({"include_path": Path("tasks")}, "include_path: applies to tasks only"),
-        ({"tasks": ("a", "a")}, "tasks: expected each task once, got a, a"),
+        ({"tasks": ("a", "a")}, "tasks: 'a' is given twice"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(given, message):

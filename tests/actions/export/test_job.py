@@ -145,7 +145,7 @@ def test_a_file_without_a_tokenizer_is_told(tmp_path):
         ({"to": ("pt2",), "inputs": "fp8"}, "inputs: expected --format for the weights"),
         ({"to": ("pt2",), "format": "fp8", "inputs": "8.auto"}, "'8.auto' needs calibration"),
         ({"to": ("pt2",), "batch_sizes": ()}, "batch_sizes: expected at least one"),
-        ({"to": ("pt2", "pt2")}, "expected each target once, got pt2, pt2"),
+        ({"to": ("pt2", "pt2")}, "to: 'pt2' is given twice"),
     ],
 )
 def test_wrong_settings(settings, reason):

@@ -11,6 +11,7 @@ from chop.actions.starting_run import config_of_run
 from chop.actions.sweep.prune import prune_sweep
 from chop.actions.sweep.quantize import quantize_sweep
 from chop.actions.sweep.settings import PruneSetting, PruneSweepConfig, QuantizeSweepConfig
+from chop.actions.sweep.start import find_start
 from chop.errors import CheckpointError, ConfigError
 from chop.train import evaluate
 from chop.workloads.workload import Workload
@@ -106,10 +107,19 @@ def test_a_packed_checkpoint_is_pruned_and_trained(workload, tmp_path):
         assert row["start"] == evaluate(mg.model, workload.test)
         assert row["actual sparsity"] >= 0.8, "one layer is zero from the start"
         assert row["fine-tuned"] > row["pruned"] and lines_in(out) == 4
-    with pytest.raises(CheckpointError, match="expected a folder of chop sweep .* found none"):
+    with pytest.raises(
+        CheckpointError, match="such as chop compress, or one checkpoint, found none"
+    ):
         prune_sweep(config(out, start_from=tmp_path), workload)
     with pytest.raises(CheckpointError, match="is from chop sweep prune, which saves no model"):
         prune_sweep(config(out, start_from=out), workload)
+
+
+def test_a_sweep_without_its_measured_points_says_so(workload, tmp_path):
+    with runs.start("sweep quantize", {"out": "runs/s"}, tmp_path) as run:
+        run.rows = [{"width": 8, "frac_width": 4, "bits": 8, "PTQ": 0.9}]
+    with pytest.raises(CheckpointError, match="lacks points.jsonl, .*: copy the whole folder"):
+        find_start(config(tmp_path / "out", start_from=tmp_path), workload)
 
 
 def test_model_and_data_are_those_of_the_run(tmp_path):

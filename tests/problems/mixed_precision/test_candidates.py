@@ -79,6 +79,7 @@ def test_ranges_take_the_place_of_search_spaces():
     ("arguments", "message"),
     [
         ((["integr"],), "did you mean 'integer'"),
+        ((["int4"],), "did you mean 4.auto"),
         ((["integer"], {"widht": (4,)}), "did you mean 'width'"),
         ((["integer"], {"width": (99,)}), "integer.width: got 99"),
         ((["integer"], {}, "mes"), "did you mean 'mse'"),

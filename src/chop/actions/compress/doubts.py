@@ -14,6 +14,18 @@ from chop.train.intervals import Score
 if TYPE_CHECKING:
     from chop.workloads.workload import Workload
 
+LARGE_DROP = 0.5
+"""Allowed loss from which the report mentions it."""
+
+
+def note_large_drop(max_drop: float, metric: Metric) -> None:
+    """Records an allowed loss that nearly every format keeps, such as 1 given for 1 %."""
+    if max_drop >= LARGE_DROP:
+        assume(
+            f"A loss of up to {metric.format_drop(max_drop)} is allowed (--max-drop {max_drop:g}), "
+            "so that nearly every format passes. For 1 %, pass 0.01."
+        )
+
 
 def note_doubts(candidates: Sequence[Candidate], workload: Workload) -> None:
     """Records implausible scores as assumptions of the job.

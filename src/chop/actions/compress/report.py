@@ -16,7 +16,7 @@ from chop.actions.bench.latency import (
     speed_tables,
 )
 from chop.actions.bench.ways import BACKENDS, ONNXRUNTIME, bench_command
-from chop.actions.compress.doubts import note_doubts
+from chop.actions.compress.doubts import note_doubts, note_large_drop
 from chop.actions.compress.page import (
     build_tiles,
     layer_table,
@@ -52,6 +52,7 @@ def build_report(
 ) -> Report[dict[str, Any]]:
     """Returns the report of the measured candidates."""
     rows, metric = [candidate.row for candidate in candidates], workload.task.metric
+    note_large_drop(config.max_drop, metric)
     note_doubts(candidates, workload)
     result: dict[str, Any] = {
         "config": {

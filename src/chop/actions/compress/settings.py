@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from chop.base.notices import assume
 from chop.config import MORE, Range
-from chop.errors import ConfigError, check_known
+from chop.errors import ConfigError, check_distinct, check_known
 from chop.workloads.settings import DistillConfig, JudgedConfig, WorkloadConfig
 
 if TYPE_CHECKING:
@@ -132,8 +132,8 @@ class CompressConfig(JudgedConfig, QuantizationSettings):
         from chop.formats import INPUT_OPERANDS, parse_format_string
 
         super().__post_init__()
-        for text in self.formats:
-            parse_format_string(text)
+        # One format may have two spellings.
+        check_distinct(map(parse_format_string, self.formats), "formats")
         for name in self.method:
             check_known(name, METHODS, "method: unknown")
         for name in self.operands or ():

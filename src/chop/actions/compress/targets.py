@@ -18,7 +18,7 @@ def export_targets(packed: MaseGraph) -> dict[str, str]:
     """
     if weight_bytes(packed.model) > LARGEST_PEER:
         return {}
-    return {name: TARGETS[name].why_not(packed) for name in TARGETS}
+    return {target.name: target.why_not(packed) for target in TARGETS.values()}
 
 
 def about_targets(targets: Mapping[str, str]) -> list[Note]:

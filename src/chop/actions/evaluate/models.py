@@ -152,7 +152,8 @@ def _settings(
     if base is None:
         raise ConfigError(
             f"'{config.model}' is a checkpoint of a graph, without data: pass --reference "
-            "FLOAT_MODEL to evaluate it on that model's rows, with its tokenizer."
+            "FLOAT_MODEL to evaluate it on that model's rows, with its tokenizer. A model that is "
+            "not built in needs --dataset as well."
         )
     if config.dataset is None and builtin_model(base) is None and _has_causal_head(base):
         given["dataset"] = STORIES

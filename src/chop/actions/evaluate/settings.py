@@ -99,8 +99,6 @@ class EvaluateConfig:
         check_fields(self, type(self).__name__)
         if self.lower_is_better and self.evaluate is None:
             raise ConfigError("lower_is_better: applies to evaluate only; pass evaluate as well.")
-        if len({*self.tasks}) < len(self.tasks):
-            raise ConfigError(f"tasks: expected each task once, got {', '.join(self.tasks)}.")
         if self.fewshot_as_multiturn and not self.apply_chat_template:
             raise ConfigError(
                 "fewshot_as_multiturn: needs a chat template; set apply_chat_template as well."

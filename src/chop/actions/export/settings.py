@@ -69,8 +69,6 @@ class ExportConfig:
             raise ConfigError(f"to: expected one or more of {', '.join(TARGETS)}.")
         if not self.batch_sizes:
             raise ConfigError("batch_sizes: expected at least one.")
-        if len({*self.to}) < len(self.to):
-            raise ConfigError(f"to: expected each target once, got {', '.join(self.to)}.")
         if self.format is not None:
             parse_format_string(self.format)
         if self.inputs is not None:

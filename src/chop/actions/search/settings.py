@@ -98,8 +98,6 @@ class SearchConfig(WorkloadConfig):
         check_study_name(self.study)
         for sampler in (self.sampler, *self.samplers):
             sampler_row(sampler)
-            if self.samplers.count(sampler) > 1:
-                raise ConfigError(f"samplers: '{sampler}' is given twice; seeds repeats a search.")
         make_pruner(self.pruner)
         storage_url(self.storage, self.out)
 

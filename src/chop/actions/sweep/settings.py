@@ -215,6 +215,7 @@ class PruneSweepConfig(JudgedConfig, DistillConfig, WorkloadConfig):
 
     def __post_init__(self) -> None:
         from chop.config import convert, parse
+        from chop.nn.sparsity import SCORES
         from chop.pruning.settings import PruneConfig
         from chop.quantization.named_operators import check_operators
 
@@ -225,6 +226,8 @@ class PruneSweepConfig(JudgedConfig, DistillConfig, WorkloadConfig):
         check_operators(self.operators, default_operators())
         if not self.methods:
             raise ConfigError("methods: expected at least one.")
+        for name in self.methods:
+            check_known(name, SCORES, "methods: unknown")
         if self.finetune_lr is not None and self.finetune_epochs == 0:
             raise ConfigError("finetune_lr: nothing is trained, since finetune_epochs is 0.")
         for name in self.parts:

@@ -92,6 +92,11 @@ def _best(
     metric, seed = sweep.workload.task.metric, sweep.experiment.seeds[0]
     if not points:
         raise CheckpointError(f"'{folder}': the table in its manifest has no points.")
+    if not (folder / JOURNAL).exists():
+        raise CheckpointError(
+            f"'{folder}' lacks {JOURNAL}, which has its measured points: copy the whole folder, or "
+            "run the sweep again."
+        )
     judges = 0 if all(validation is not None for _, _, (validation, _), _ in points) else 1
     stage, setting, _, _ = max(points, key=lambda p: (metric.key(p[2][judges]), -p[3]))
     is_result = functools.partial(has_numbers, names=[metric.name])

@@ -130,8 +130,12 @@ def _reason(error: ValueError) -> str:
     if isinstance(error, UnicodeDecodeError):
         return f"it is not UTF-8 text: byte {error.start} is invalid"
     if isinstance(error, tomllib.TOMLDecodeError):
-        quotes = ": put texts in quotes" if str(error).startswith("Invalid value") else ""
-        return f"{error}{quotes}"
+        reasons = {
+            "Invalid value": "put texts in quotes",
+            "Cannot overwrite": "a name occurs twice",
+        }
+        advice = (x for start, x in reasons.items() if str(error).startswith(start))
+        return ": ".join([str(error), *advice])
     if isinstance(error, json.JSONDecodeError):
         return str(error)
     return "an integer has thousands of digits"  # Python's limit is 4300

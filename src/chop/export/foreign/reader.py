@@ -89,7 +89,10 @@ def only_floats(path: Path, name: str) -> CheckpointError:
         path: folder or file.
         name: tool of the settings.
     """
-    return CheckpointError(f"'{path}' has only float weights, but its config.json names {name}.")
+    return CheckpointError(
+        f"'{path}' has only float weights, but its config.json names {name}. Get the folder again, "
+        "or remove quantization_config from config.json if the weights are the model's own."
+    )
 
 
 def read_coded(

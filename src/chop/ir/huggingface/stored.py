@@ -17,6 +17,7 @@ from chop.config import parse
 from chop.errors import ConfigError, did_you_mean
 from chop.formats import OPERANDS, NumberFormat, QuantSpec
 from chop.formats.parsing import parse_format, stored_settings
+from chop.ir.huggingface.layers import list_extra_layers
 from chop.ir.ops import get_module_row, stand_in_for
 from chop.nn.hadamard import Hadamard, Rotated
 from chop.nn.lora import LoraLinear
@@ -316,7 +317,11 @@ def resolve(model: nn.Module, path: str, prefix: str) -> str | None:
 
 def missing_module(model: nn.Module, path: str) -> ConfigError:
     """Returns the error for a module that the model lacks."""
+    kind = type(model).__name__
+    if list_extra_layers(model, [f"{path}."]):
+        return ConfigError(
+            f"config.json: its {kind} has no module '{path}', because it has fewer layers than its "
+            "quantization_config names: correct the number of layers, such as num_hidden_layers."
+        )
     near = did_you_mean(path, [name for name, _ in model.named_modules() if name])
-    return ConfigError(
-        f"quantization_config: {type(model).__name__} has no module '{path}': {near}"
-    )
+    return ConfigError(f"quantization_config: {kind} has no module '{path}': {near}")

@@ -17,6 +17,7 @@ from torch import Tensor
 from chop.base.notices import warn_once
 from chop.errors import ConfigError, check_known, did_you_mean, enumerate_names
 from chop.formats import (
+    REGISTRY,
     Integer,
     Log,
     MinifloatDenorm,
@@ -245,7 +246,7 @@ def get_fields(given: str | NumberFormat) -> set[str]:
     >>> "width" in get_fields("mxint"), "width" in get_fields("binary"), get_fields("4.auto")
     (True, False, set())
     """
-    if not isinstance(given, str) or given[:1].isdigit() or ":" in given:
+    if not isinstance(given, str) or given not in REGISTRY:
         return set()
     kind = get_format(given)
     fixed = {"width"} - kind.search_space.keys()
