@@ -70,8 +70,8 @@ def _explain_missing(fullname: str, path: object = None, target: object = None) 
     if fullname.startswith("chop."):
         from chop.base.elsewhere import explain_missing
 
-        # A ModuleNotFoundError would become "cannot import name" in `from chop import NAME`.
-        raise ImportError(explain_missing(fullname), name=fullname)
+        # With `name=fullname`, Python would say "cannot import name" in `from chop import NAME`.
+        raise ModuleNotFoundError(explain_missing(fullname))
 
 
 # Before the finder of files, because a folder that only holds `__pycache__` counts as a package.
@@ -90,8 +90,8 @@ def __getattr__(name: str) -> Any:
     if not name.startswith("_"):
         try:
             return import_subpackage(f"chop.{name}")
-        except ImportError as error:
-            if error.name != f"chop.{name}":
+        except ModuleNotFoundError as error:
+            if not str(error).startswith(message):
                 raise
             message = str(error)
     raise AttributeError(message, name=name, obj=sys.modules[__name__])

@@ -147,7 +147,7 @@ def test_splits_may_be_of_any_kind():
             TensorDataset,
             r"got the class TensorDataset; pass an instance, such as TensorDataset\(\)",
         ),
-        ((SET, SET), r"got a TensorDataset in a tuple; pass splits by name, \{'train': \.\.\."),
+        ((SET, SET), r"got a tuple of 2 with data sets; pass one .* the splits: \{'train': \.\.\."),
         (pyarrow.table({"x": [1]}), r"got a pyarrow Table; pass a pandas frame, data\.to_pandas"),
         (
             Dataset.from_dict({"image": [Image.new("L", (4, 4))], "label": [0]}),

@@ -87,7 +87,7 @@ FRAMES_REFUSED = {
     ),
     "another order": (
         lambda: (FRAME, SERIES.set_axis(FRAME.index)[::-1]),
-        r"indices have the same labels in another order; pass \(X, y\.loc\[X\.index\]\)",
+        r"same labels in another order; pass \(X, y\.loc\[X\.index\]\), or \(X, y\.to_numpy",
     ),
     "missing category": (
         lambda: (FRAME, SERIES.mask([True] + [False] * 11).astype("category")),

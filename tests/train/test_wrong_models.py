@@ -19,7 +19,6 @@ import chop
 from chop.actions.api import Compressed
 from chop.actions.given_rows import with_label_column
 from chop.actions.sweep.settings import QuantizeSweepConfig
-from chop.base import notices
 from chop.base.notices import collected_assumptions
 from chop.errors import ChopError
 from chop.nn.packed import pack
@@ -222,7 +221,7 @@ CALLS = {
     "gradients": (lambda: torch.no_grad()(fit)(Net(), (X, Y)), "outside of torch.no_grad"),
     "data sets": (
         lambda: evaluate(Net(), random_split(TensorDataset(X, Y), [20, 4])),
-        "expected one data set, got 2; pass one of them, or name the splits",
+        "got a list of 2 with data sets; pass one of them, or name the splits",
     ),
     "mapping": (lambda: evaluate(Net(), {"X": X, "y": Y}), "Rename the column of labels; jobs"),
     "pipeline": (lambda: Pipeline(3), r"a list of passes, got 3; pass \[pass\]"),
@@ -295,7 +294,7 @@ def test_text_labels_of_tables_are_numbered_in_all_splits():
     tables = {
         key: datasets.Dataset.from_dict({"x": X.tolist(), "label": texts[key]}) for key in texts
     }
-    read = {key: read_rows(table) for key, table in with_numbered_texts(tables).items()}
+    read = {key: read_rows(table) for key, table in with_numbered_texts(tables)[0].items()}
     assert read["train"].labels.tolist() == [1, 0] * 12 and not read["test"].labels.any()
     assert torch.equal(read["test"].columns["x"], X)
 
@@ -413,11 +412,3 @@ def test_attributes_of_a_model_are_on_the_model_of_a_graph():
         with pytest.raises(AttributeError, match=f"no attribute '{name}'; use {way_out}"):
             getattr(mg, name)
     assert not hasattr(mg, "nothing") and copy.deepcopy(mg).nodes
-
-
-def test_labels_in_another_order_of_the_index_are_warned_of(monkeypatch):
-    monkeypatch.setattr(notices, "_GIVEN", set())
-    labels = pandas.Series(Y.numpy(), name="label")
-    read_rows((FRAME, labels))
-    with pytest.warns(UserWarning, match=r"same index in another order.* pass y.loc\[X.index\]"):
-        read_rows((FRAME, labels[::-1]))

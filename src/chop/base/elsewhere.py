@@ -32,8 +32,8 @@ def explain_missing(fullname: str) -> str:
 
     >>> explain_missing("chop.fit")
     "module 'chop' has no attribute 'fit'; use chop.train.fit"
-    >>> explain_missing("chop.base.filess")
-    "module 'chop.base' has no attribute 'filess': did you mean 'files'?"
+    >>> explain_missing("chop.base.file")
+    "module 'chop.base' has no attribute 'file': did you mean 'files'?"
     """
     package, _, name = fullname.rpartition(".")
     message = f"module '{package}' has no attribute '{name}'"

@@ -5,7 +5,6 @@ Shapes: N rows.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, cast
@@ -20,9 +19,7 @@ from torch.utils.data import (
     SequentialSampler,
     TensorDataset,
 )
-from torch.utils.data import Dataset as TorchDataset
 
-from chop.base.notices import warn_once
 from chop.data import label_column
 from chop.data.bars import without_bars
 from chop.data.cells import note_texts
@@ -39,6 +36,7 @@ from chop.train.given.frames import (
     to_array,
     to_matrix,
 )
+from chop.train.given.kinds import check_can_hold_rows
 from chop.train.given.label_columns import label_columns
 from chop.train.model_io import LABELS, POSITION, TEST_ROWS
 from chop.train.user_code import read_items
@@ -64,16 +62,7 @@ def read_columns(dataset: Any, outputs: Sequence[str] = ()) -> dict[str, Column]
     Raises:
         ConfigError: if the kind of data set is unknown, or its parts differ in length.
     """
-    if isinstance(dataset, str | os.PathLike):
-        raise ConfigError(
-            f"expected rows, got the name '{dataset}'; read tables and images with "
-            "chop.data.load_dataset, and pass arrays as (inputs, labels)."
-        )
-    if isinstance(dataset, type):
-        raise ConfigError(
-            f"expected rows, got the class {dataset.__name__}; pass an instance, such as "
-            f"{dataset.__name__}()."
-        )
+    check_can_hold_rows(dataset)
     if isinstance(dataset, TensorDataset):
         return _from_arrays(dataset.tensors)
     if isinstance(dataset, DataLoader):
@@ -82,11 +71,6 @@ def read_columns(dataset: Any, outputs: Sequence[str] = ()) -> dict[str, Column]
             loaded = read_items("data", in_order(dataset), dataset.dataset)
             kinds: set[bool] = set()  # the first batch shows if labels are of several outputs
             return _from_items(row for batch in loaded for row in _get_rows(batch, batched, kinds))
-    if isinstance(dataset, tuple | list) and dataset and all(map(_is_data_set, dataset)):
-        raise ConfigError(
-            f"expected one data set, got {len(dataset)}; pass one of them, or name the splits: "
-            "{'train': ..., 'test': ...}."
-        )
     if is_frame(dataset):
         if outputs and {*outputs} <= {*dataset.columns}:
             named = {name: to_array(dataset[name], name) for name in outputs}
@@ -98,9 +82,6 @@ def read_columns(dataset: Any, outputs: Sequence[str] = ()) -> dict[str, Column]
                 "chop.compress also takes label_column=."
             )
         return _from_arrays(split_frame(dataset))
-    if hasattr(dataset, "to_pandas") and not hasattr(dataset, "with_format"):
-        kind = f"{type(dataset).__module__.partition('.')[0]} {type(dataset).__name__}"
-        raise ConfigError(f"expected rows, got a {kind}; pass a pandas frame, data.to_pandas().")
     if _is_named_pair(dataset):
         return _from_named(*dataset)
     if isinstance(dataset, tuple):
@@ -124,11 +105,6 @@ def read_columns(dataset: Any, outputs: Sequence[str] = ()) -> dict[str, Column]
         f"expected rows as a data set, a DataLoader, a TensorDataset or (X, y), got "
         f"{type(dataset).__name__}{lacks_length}."
     )
-
-
-def _is_data_set(value: Any) -> bool:
-    """Returns true for a data set or a loader of torch, which is never a row."""
-    return isinstance(value, DataLoader | torch.utils.data.Dataset)
 
 
 def _are_texts(column: Any) -> bool:
@@ -330,27 +306,10 @@ def _by_position(parts: Sequence[Any]) -> dict[str, Any]:
     }
 
 
-def _warn_about_order(inputs: Any, labels: Any) -> None:
-    """Warns of a frame and labels whose indices have the same rows in another order."""
-    if not is_frame(inputs) or not (is_series(labels) or is_frame(labels)):
-        return
-    first, second = inputs.index, labels.index
-    if not first.equals(second) and first.sort_values().equals(second.sort_values()):
-        warn_once(
-            "inputs and labels have the same index in another order, and are paired by position; "
-            "if the index pairs them, pass y.loc[X.index]."
-        )
-
-
 def _from_arrays(arrays: Sequence[Any]) -> dict[str, Column]:
     arrays = [list(array) if isinstance(array, Iterator) else dense(array) for array in arrays]
     check_same_order(arrays)
     for array in arrays:
-        if isinstance(array, TorchDataset | DataLoader):
-            raise ConfigError(
-                f"expected (X, y) of arrays, got a {type(array).__name__} in a tuple; pass splits "
-                "by name, {'train': ..., 'validation': ..., 'test': ...}."
-            )
         if isinstance(array, str):
             raise ConfigError(
                 f"expected (X, y) of arrays, got the text '{array}'; pass the column itself."
@@ -365,7 +324,6 @@ def _from_arrays(arrays: Sequence[Any]) -> dict[str, Column]:
         inputs = _by_position([*map(_array, arrays[:-1]), ()])
         del inputs[LABELS]
         return _from_named(inputs, arrays[-1])
-    _warn_about_order(arrays[0], arrays[-1])
     arrays = [*map(_array, arrays[:-1]), *map(_get_labels, arrays[-1:])]
     lengths = [len(array) for array in arrays]
     if len(arrays) < 2 or len(set(lengths)) > 1:
