@@ -56,6 +56,7 @@ IMPORTERS = {
     "ir/storage/allowed.py": "modules of its closed list",
     "mase/quantized_classes.py": OWN,
     "models/own.py": NAMED,
+    "nn/quantized/__init__.py": OWN,
     "passes/__init__.py": OWN,
     "paths/aliases.py": OWN,
     "paths/moved.py": OWN,

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import chop
 from chop import MaseGraph, passes
 from chop.capture.tracer import capture
 from chop.captured.wrappers import unwrapped
@@ -68,6 +69,15 @@ def test_what_torch_has_exported_is_refused_at_any_place(way: str) -> None:
         capture(Holder(module), {"x": x})
     with pytest.raises(ConfigError, match="got ExportedProgram; pass the original module"):
         MaseGraph(program)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # torch's own
+def test_layers_that_torch_ao_quantized_are_refused_by_name() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    small = torch.ao.quantization.quantize_dynamic(model, {nn.Linear})
+    for take in (MaseGraph, chop.quantize):
+        with pytest.raises(CaptureError, match=r"got 0 of torch\.ao\.quantization \(Linear\)"):
+            take(small)
 
 
 @pytest.mark.filterwarnings("ignore::chop.ir.unreached.UnreachedWarning")

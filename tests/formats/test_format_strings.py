@@ -38,6 +38,8 @@ def test_short_forms():
         ("int8", "did you mean 8.auto"),
         ("uint4", "did you mean 4.auto"),
         ("q4_0", "did you mean group_integer:width=4 or 4.auto"),
+        ("q4_k_m", "did you mean k_quant:width=4"),
+        ("Q6_K", "did you mean k_quant:width=6"),
         ("W4A8", "did you mean 4.auto"),
         ("fp8_e4m3", "did you mean fp8, mxfp or minifloat_ieee"),
         ("exponent_width=2", "write fields after the name and ':'"),

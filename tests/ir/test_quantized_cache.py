@@ -426,6 +426,13 @@ def test_graphs_take_it(kind):
     assert torch.equal(mg.to_module().generate(**ids, **greedy, cache=cache()), tokens)
 
 
+def test_a_cache_is_of_decoders():
+    with pytest.raises(ConfigError, match="got bert with is_decoder=False"):
+        QuantizedCache(transformers.BertConfig())
+    for config in (transformers.BertConfig(is_decoder=True), transformers.GPTNeoXConfig()):
+        assert len(QuantizedCache(config).layers) == config.num_hidden_layers
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -118,7 +118,10 @@ WRONG = {
         ),
         r"got shape \(4,\).*example\. Each row of the given tensor is read as a batch",
     ),
-    "one stage": (lambda: Pipeline("report_graph_analysis_pass"), r"pass \['report_graph_an"),
+    "one stage": (
+        lambda: Pipeline("report_graph_analysis_pass"),
+        r"list of passes, got 'report_graph_.* pass \[pass\]",
+    ),
     "circuit of a module": (
         lambda: integer_form(nn.Linear(4, 2)),
         "mg: expected MaseGraph, got Linear",

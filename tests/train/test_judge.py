@@ -1,5 +1,6 @@
 """Judges: what a function of the user's may give, and how it is called."""
 
+import copy
 import dataclasses
 import functools
 import math
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from chop import MaseGraph
+from chop.base.notices import collected_assumptions
 from chop.errors import ConfigError
 from chop.statistics.intervals import wilson
 from chop.train import Judge, fit
@@ -82,6 +84,18 @@ def test_the_function_sees_the_class_in_evaluation_mode_without_gradients():
         Judge.of(look).score(each)
         assert each.training
     assert seen == [(Two, False, False, False)] * 2
+
+
+@pytest.mark.parametrize("calls", [True, False])
+def test_a_function_of_another_model_is_an_assumption(calls):
+    other = nn.Linear(2, 2)
+
+    def fit_of_other(model):
+        return float((copy.deepcopy(model) if calls else other)(torch.ones(1, 2)).sum())
+
+    with collected_assumptions() as assumed:
+        Judge.of(fit_of_other).score(nn.Linear(2, 2))
+    assert ["did not call the model" in each.text for each in assumed] == [True] * (not calls)
 
 
 def test_what_the_function_raises_has_its_line():

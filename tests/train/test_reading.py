@@ -153,7 +153,7 @@ def test_splits_may_be_of_any_kind():
             Dataset.from_dict({"image": [Image.new("L", (4, 4))], "label": [0]}),
             "column 'image' holds images; set a transform",
         ),
-        ("rows.npz", r"got the name 'rows.npz'; .* chop.data.load_dataset, .*\(inputs, labels\)"),
+        ("rows.npz", r"got the name 'rows.npz'; .*read_csv.*load_dataset, .*\(inputs, labels\)"),
     ],
 )
 def test_what_is_no_labeled_rows_is_one_sentence(rows, message):

@@ -348,7 +348,7 @@ def test_a_copy_of_inference_tensors_trains():
         ("chop", "quantise", ": did you mean 'quantize'"),
         ("chop.workloads", "Workload", "; use chop.workloads.workload.Workload"),
         ("chop.train", "evalute", ": did you mean 'evaluate'"),
-        ("chop.nn.quantized", "LinearIntger", ": did you mean 'LinearInteger'"),
+        ("chop.nn.quantized.modules", "LinearIntger", ": did you mean 'LinearInteger'"),
         ("chop.nn.quantized.modules.linear", "LinearIntger", ": did you mean 'LinearInteger'"),
     ],
 )

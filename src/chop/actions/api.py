@@ -95,6 +95,7 @@ def quantize(
         'QuantLinear'
     """
     check_has_forward(model, "chop.quantize")
+    check_has_python(model)
     _check_has_layers(model, "chop.quantize")
     if not isinstance(format, str | NumberFormat):
         raise ConfigError(
@@ -150,8 +151,8 @@ def save(model: nn.Module, path: str | Path, data: Any = None) -> dict[str, Any]
         chop.save(chop.quantize(model, "8.auto"), "runs/small")
         small = chop.MaseGraph.from_checkpoint("runs/small").to_module(like=model)
     """
-    check_is_module(model, "chop.save")
     convert(path, Path, "chop.save: path")
+    check_is_module(model, "chop.save")
     files = list(checkpoint_paths(path))
     if not any(isinstance(x, QuantizedOperator | PackedOperator) for x in model.modules()):
         raise ConfigError("chop.save: expected a quantized model: call chop.quantize first.")

@@ -18,6 +18,8 @@ from chop.private.transformers_api import is_of_flex_attention
 
 _PARALLEL = (DataParallel, DistributedDataParallel)
 _EXPORTED = "torch.export"
+_QUANTIZED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")
+"""Modules of the layers that `torch.ao.quantization` puts in place of float ones."""
 
 
 def check_is_module(value: object, where: str) -> None:
@@ -130,9 +132,9 @@ def check_has_python(model: nn.Module) -> None:
     Submodules compiled by TorchScript become nodes.
 
     Raises:
-        CaptureError: the model is compiled by TorchScript, a part was exported by torch.export, a
-            part is a wrapper that distributes its calls over processes, or its attention is
-            flex_attention, which torch.compile generates from Python.
+        CaptureError: the model is compiled by TorchScript, a part was exported by torch.export or
+            quantized by torch.ao, a part is a wrapper that distributes its calls over processes, or
+            its attention is flex_attention, which torch.compile generates from Python.
     """
     if isinstance(model, torch.jit.ScriptModule):
         raise CaptureError(
@@ -145,6 +147,12 @@ def check_has_python(model: nn.Module) -> None:
             raise CaptureError(
                 f"expected a model with layers, got {part}of torch.export, which has operators in "
                 "their place; pass the original module"
+            )
+        if type(module).__module__.startswith(_QUANTIZED):
+            raise CaptureError(
+                f"expected a float model, got {part}of torch.ao.quantization "
+                f"({type(module).__name__}), which has integer weights; pass the model that it was "
+                "made from"
             )
         if is_of_flex_attention(module):
             raise CaptureError(

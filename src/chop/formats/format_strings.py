@@ -18,6 +18,8 @@ RULES = ("auto", "minmax", "mse", "percentile")
 """Rules that derive the fraction width of an integer."""
 WIDTH = re.compile(r"(?:u?int|fp|float|i|w|q)(\d+)\w*", re.IGNORECASE)
 """Names that other tools use for formats: int8, fp4, q4_0."""
+K_QUANT = re.compile(r"q([2-6])_k(_[sml])?", re.IGNORECASE)
+"""Names of llama.cpp for K-quants, of which the last letter says which layers have more bits."""
 SHORT = re.compile(r"([a-z_]+?)(\d+)")
 """Format name followed by its width: mxint4."""
 FIELD_AFTER_COMMA = re.compile(r",\s*(?=[a-z_]+=)")
@@ -58,6 +60,8 @@ def parse_format_string(text: str) -> NumberFormat:
         is_float = text.lower().startswith("f")
         blocks = f"group_integer:width={width[1]} or " if text.lower().startswith("q") else ""
         kind = "fp8, mxfp or minifloat_ieee" if is_float else f"{blocks}{width[1]}.auto"
+        if K_QUANT.fullmatch(name):
+            kind = f"k_quant:width={width[1]}"
         raise ConfigError(f"unknown number format '{name}': did you mean {kind}?")
     if "=" in name:
         raise ConfigError(

@@ -201,7 +201,8 @@ def check_graph(name: str, mg: object, requires: Iterable[str] = ()) -> None:
     done = {step.name for step in mg.provenance}
     for needed in requires:
         if needed not in done and not (needed == QUANTIZES and _is_quantized(mg)):
-            raise GraphError(f"{name}: run {needed}(mg) first.")
+            settings = ", {...}" * (needed == QUANTIZES)
+            raise GraphError(f"{name}: run {needed}(mg{settings}) first.")
 
 
 def _is_quantized(mg: MaseGraph) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from chop.base.notices import warn_once
+from chop.base.notices import assume, warn_once
 from chop.captured.leaves import tensors_in
 from chop.captured.module import CapturedModule
 from chop.config import check_fields
@@ -98,7 +98,17 @@ class Judge:
             eval_mode(model),
             user_code(self.title, self.function),
         ):
-            given = self.function(model)
+            calls = _Calls()
+            hook = model.register_forward_pre_hook(calls)
+            try:
+                given = self.function(model)
+            finally:
+                hook.remove()
+        if not calls.count:
+            assume(
+                f"{self.title} did not call the model that it was given. If it uses another one, "
+                "its numbers are of that model: use the argument of the function."
+            )
         after = _sums(model)
         changed = [name for name, total in before.items() if total != after.get(name)]
         if changed:
@@ -143,6 +153,20 @@ class Judge:
         # Rows that are right or wrong stay bool, of which the mean is a share.
         rows = scores if scores.dtype == torch.bool else scores.double()
         return rows.reshape(-1), scores.dim() == 1
+
+
+class _Calls:
+    """Count of the calls of a model and of its copies: a hook that can be copied and pickled."""
+
+    count = 0
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        """Counts a call."""
+        self.count += 1
+
+    def __deepcopy__(self, memo: Any) -> _Calls:
+        """Returns the counter itself, for a copy of the model."""
+        return self
 
 
 def _sums(model: nn.Module) -> dict[str, float]:

@@ -167,7 +167,10 @@ def test_a_loss_that_every_format_keeps_is_noted(max_drop, is_noted):
         note_large_drop(max_drop, Metric("accuracy", None, is_share=True))
     texts = [each.text for each in found]
     assert len(texts) == is_noted
-    assert all("A loss of up to 100.00% is allowed (--max-drop 1)" in text for text in texts)
+    assert all(
+        "A loss of up to 100.00 percentage points is allowed (--max-drop 1)" in text
+        for text in texts
+    )
 
 
 @pytest.mark.parametrize("case", CASES)

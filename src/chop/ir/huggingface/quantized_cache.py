@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedConfig
+from transformers import MODEL_FOR_MASKED_LM_MAPPING, DynamicCache, PreTrainedConfig
 from transformers.cache_utils import (
     Cache,
     CacheLayerMixin,
@@ -324,6 +324,12 @@ def _config(model: Any) -> PreTrainedConfig:
     if config.is_encoder_decoder:
         raise ConfigError(
             f"QuantizedCache supports decoders, got {config.model_type}, which has an encoder."
+        )
+    is_of_encoders = type(config) in MODEL_FOR_MASKED_LM_MAPPING
+    if is_of_encoders and not getattr(config, "is_decoder", True):
+        raise ConfigError(
+            f"QuantizedCache supports decoders, got {config.model_type} with is_decoder=False, "
+            "whose tokens attend to later ones."
         )
     return config
 

@@ -3,7 +3,6 @@
 from importlib import import_module
 from typing import Any
 
-from chop.base.elsewhere import explain_missing
 from chop.nn.quantized.attention import QuantScaledDotProductAttention
 from chop.nn.quantized.base import QuantizedOperator, leaf_operators
 from chop.nn.quantized.call import QuantCall, QuantContext, QuantInPlaceCall, QuantScores
@@ -77,11 +76,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Returns an operator bound to a format, such as `LinearInteger`, made on its first use."""
-    if name == "modules" or name[:1].isupper():
+    is_bound = name[:1].isupper() and not name.startswith("Quant")  # `Quant...` have any format
+    if name == "modules" or is_bound:
         modules = import_module(f"{__name__}.modules")
-        return modules if name == "modules" else getattr(modules, name)
-    raise AttributeError(explain_missing(f"{__name__}.{name}"), name=name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *dir(import_module(f"{__name__}.modules"))})
+        return getattr(modules, name) if is_bound else modules
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'", name=name)

@@ -26,7 +26,7 @@ class EmitCocotbConfig(EmitSettings):
         num_batches: number of random batches if there are no `batches`.
     """
 
-    batches: Batches = ()
+    batches: Batches | None = None
     num_batches: Annotated[int, Range(1)] = 1
 
     def __post_init__(self) -> None:

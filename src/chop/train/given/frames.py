@@ -80,8 +80,8 @@ def check_same_order(arrays: Sequence[Any]) -> None:
         if is_equal_set and not index.equals(first):
             raise ConfigError(
                 "expected inputs and labels in one order, got frames whose indices have the same "
-                "labels in another order; pass (X, y.loc[X.index]), or (X, y.to_numpy()) if they are "
-                "paired by their places."
+                "labels in another order; pass (X, y.loc[X.index]), or (X, y.to_numpy()) if rows "
+                "are paired by position."
             )
 
 

@@ -15,8 +15,9 @@ def check_can_hold_rows(given: Any) -> None:
     """Raises ConfigError for a name, a class, several data sets, or a table of another library."""
     if isinstance(given, str | os.PathLike):
         raise ConfigError(
-            f"expected rows, got the name '{given}'; read tables and images with "
-            "chop.data.load_dataset, and pass arrays as (inputs, labels)."
+            f"expected rows, got the name '{given}'; read a table with pandas "
+            "(pandas.read_csv), images with chop.data.load_dataset, and pass arrays as (inputs, "
+            "labels)."
         )
     if isinstance(given, type):
         name = given.__name__
