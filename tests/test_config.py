@@ -170,6 +170,14 @@ def test_unknown_keys_of_a_file_are_named_before_the_code_that_it_names(tmp_path
         read_settings(tmp_path / "r.toml", {}, CompressConfig)
 
 
+def test_a_file_of_layers_of_another_model_is_refused(tmp_path):
+    (tmp_path / "r.toml").write_text('model = "mlp"\noverrides = ["a=8.4"]\nseed = 3\n')
+    with pytest.raises(ConfigError, match="r.toml is for the model 'mlp', to which overrides in"):
+        read_settings(tmp_path / "r.toml", {"model": "cnn"}, CompressConfig)
+    given = {"model": "cnn", "overrides": ("conv1=8.4",)}
+    assert read_settings(tmp_path / "r.toml", given, CompressConfig) == {**given, "seed": 3}
+
+
 def test_a_file_of_json_is_no_settings_file(tmp_path):
     (tmp_path / "result.json").write_text('{"model": "cnn"}')
     with pytest.raises(ConfigError, match=r"expected TOML, with a line such as .* got a file of J"):

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadModel
 
+from chop.base.notices import collected_assumptions
 from chop.errors import ConfigError
 from chop.train import Rows
 from chop.workloads.load import load_workload
@@ -38,6 +39,10 @@ class Mixed(Net):
 class Two(Net):
     def forward(self, x, y):
         return self.fc(x) + y
+
+class Pair(Net):
+    def forward(self, x, y):
+        return torch.stack([x, y], 1)
 
 class Image(Net):
     def forward(self, x):
@@ -98,6 +103,33 @@ def test_the_home_folder_is_put_in_for_its_mark(name, config, tmp_path, monkeypa
 def test_one_column_for_texts_and_labels_is_refused(config):
     with pytest.raises(ConfigError, match="'a' is also the label_column"):
         config("a", text_column="a", label_column="a")
+
+
+def test_columns_that_differ_by_case_or_blanks_are_the_inputs(config, tmp_path):
+    (tmp_path / "a.csv").write_text("X, y ,label\n" + "1.5,2.5,0\n3.5,4.5,1\n" * 20)
+    with collected_assumptions() as assumed:
+        loaded = load_workload(config(f"{tmp_path}/net.py:Pair"))
+    assert {*loaded.test.columns} == {"x", "y"}
+    assert "The columns 'X', ' y ' are the inputs 'x', 'y' of the model." in [x.text for x in assumed]
+
+
+@pytest.mark.parametrize("extra", ["bird", "zebra"])
+def test_a_class_without_training_rows_is_named(extra, config, tmp_path):
+    rows = "1,2,3,cat\n2,3,1,dog\n" * 20
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "train.csv").write_text(f"p,q,r,label\n{rows}")
+    (tmp_path / "set" / "test.csv").write_text(f"p,q,r,label\n{rows}5,6,7,{extra}\n")
+    message = rf"returns 2 classes, and the rows have 3, .*no training row is of {extra}: remove"
+    with pytest.raises(ConfigError, match=message):
+        load_workload(config(f"{tmp_path}/net.py:Net", dataset=str(tmp_path / "set")))
+
+
+def test_a_classifier_of_texts_without_a_padding_token_is_named():
+    sizes = {"vocab_size": 64, "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 8}
+    model = GPT2ForSequenceClassification(GPT2Config(**sizes))
+    ids = torch.tensor([[1, 2, 9]] * 3)
+    with pytest.raises(ConfigError, match="'tiny' has no pad_token_id, which batches of texts"):
+        check_forward(model, Rows({"input_ids": ids}, ids[:, 0]), "tiny", "mine")
 
 
 def test_tokens_beyond_the_vocabulary_are_named():

@@ -46,6 +46,8 @@ def test_a_command_with_a_repeated_option_ends_with_the_sentence(words, capsys):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
+        (["compress", "--formats", "8.auto,", "4.auto"], "--formats: write its list without"),
+        (["sweep", "prune", "--methods", "l1-norm", ",wanda"], "--methods: write its list without"),
         (["compress", "--dataset", "a.csv", "b.csv"], "--dataset takes one file or folder: put"),
         (["compress", "--dataset", "a.csv", "b.csv", "c.csv"], "put a.csv and b.csv into a folder"),
         (

@@ -158,8 +158,12 @@ class _SingleCommand(TyperCommand):
             extra: words that are neither options nor arguments. RUN may take the second file.
         """
         options: list[Any] = [p for p in self.params if p.param_type_name == "option"]
-        names = {n for p in options if not p.is_flag and not p.multiple for n in p.opts}
+        options = [p for p in options if not p.is_flag]
+        every = {n for p in options for n in p.opts}
+        names = {n for p in options if not p.multiple for n in p.opts}
         for name, first, second in zip(args, args[1:], args[2:], strict=False):
+            if name in every and (first.endswith(",") or second.startswith(",")):
+                ctx.fail(f"{name}: write its list without blanks, as in a,b, not {first} {second}")
             if name not in names or second.startswith("-") or not Path(second).exists():
                 continue
             is_data = name == "--dataset"

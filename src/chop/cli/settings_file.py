@@ -16,6 +16,8 @@ OPTIONS = {
     for name in ("config", "trust_code", "figures", "json", "quiet", "verbose")
 }
 """Options of commands that are not settings of jobs."""
+OF_MODEL = ("weights", "overrides", "skip", "layers")
+"""Settings that name weights or layers of one model."""
 
 
 def read_settings(file: Path, given: Mapping[str, Any], cls: type) -> dict[str, Any]:
@@ -39,6 +41,13 @@ def read_settings(file: Path, given: Mapping[str, Any], cls: type) -> dict[str, 
     check_keys(cls, settings, str(file))
     _import_modules(modules, file)
     from_file = {name: value for name, value in settings.items() if name not in given}
+    own = [name for name in OF_MODEL if name in from_file]
+    if own and "model" in settings and given.get("model", settings["model"]) != settings["model"]:
+        raise ConfigError(
+            f"{file} is for the model '{settings['model']}', to which {', '.join(own)} in it "
+            f"apply, and --model {given['model']} is another: remove them from a copy of the file, "
+            "or leave out --model."
+        )
     for name, value in from_file.items():
         option = name if name in ("evaluate", "loss") else "model"
         check_code({name: value}, file, f"--{option}")

@@ -32,7 +32,8 @@ def with_vectors(
     Args:
         splits: result of `load_dataset`.
         parameters: parameters of the model. If one has the name of a column, or there is only one
-            input column, the data set stays unchanged.
+            input column, columns are not combined. Several names that differ from parameters only
+            in case or spaces become these.
         outputs: label columns of several outputs, which stay columns.
     Raises:
         ConfigError: if a cell is blank, NaN or infinite.
@@ -45,6 +46,14 @@ def with_vectors(
     numbers = number_columns(splits, outputs)
     if any(name not in labels and name in parameters for name in features):
         return splits
+    folded = {name.casefold(): name for name in parameters}
+    alike = {x: folded[key] for x in features if (key := x.strip().casefold()) in folded}
+    alike = {column: name for column, name in alike.items() if column not in labels}
+    if len(alike) > 1 and len({*alike.values()}) == len(alike):
+        pairs = alike, alike.values()
+        columns, names = (enumerate_names([*map(repr, x)], MOST_NAMES) for x in pairs)
+        assume(f"The columns {columns} are the inputs {names} of the model.")
+        return splits.rename_columns(alike)
     others = [
         describe_texts(splits, name)
         for name, feature in features.items()

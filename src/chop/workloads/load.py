@@ -182,7 +182,7 @@ def _load(config: WorkloadConfig, place: torch.device, name: str | None) -> Work
     assume_scaled_logits(task, model, rows["train"])
     built = build_task(task, rows["train"], None, judge, functions.loss)
     task = bound_task(built, model, rows["train"])
-    check_classes(task, model.to(place).eval(), [*rows.values()])
+    check_classes(task, model.to(place).eval(), [*rows.values()], classes)
     return Workload(
         model.to(place).eval(),
         name or config.model,

@@ -33,11 +33,14 @@ from chop.train.calibration import example_inputs
 from chop.train.feed import eval_mode
 from chop.train.model_io import read_answers, read_output
 from chop.train.segmentation import SEGMENTATION
+from chop.train.tasks import CLASSIFICATION
 
 MAX_NAMED = 5
 """Number of parameters and buffers that a message names."""
 TOKENIZER_COLUMNS = ("attention_mask", "token_type_ids", "special_tokens_mask")
 """Columns that tokenizers add, also for models without such an input."""
+NO_PADDING = "no padding token is defined"
+"""Part of the message of transformers about a model without a padding token."""
 TYPO = 0.85
 """Least similarity of a misspelled name: a column `position` is none of `position_ids`."""
 
@@ -94,6 +97,11 @@ def check_forward(
         raise
     except (Exception, SystemExit) as error:
         _check_vocabulary(model, inputs, name, dataset)
+        if NO_PADDING in str(error):
+            raise ConfigError(
+                f"'{name}' has no pad_token_id, which batches of texts need: write the padding "
+                "token's ID of the tokenizer to its config (pad_token_id in config.json)."
+            ) from error
         file = re.match(r".+\.py(?=:)", name)
         plain = f"{type(error).__name__}: {first_line(error).removesuffix('.')}."
         reason = reason_of_user_code(error, Path(file[0])) if file else plain
@@ -228,7 +236,9 @@ def assume_scaled_logits(task: Task, model: nn.Module, rows: Rows) -> None:
         )
 
 
-def check_classes(task: Task, model: nn.Module, splits: Sequence[Rows]) -> None:
+def check_classes(
+    task: Task, model: nn.Module, splits: Sequence[Rows], names: Sequence[str] = ()
+) -> None:
     """Checks the labels of all splits against the classes of the model's outputs.
 
     Records an assumption if no row is of the last classes.
@@ -237,6 +247,7 @@ def check_classes(task: Task, model: nn.Module, splits: Sequence[Rows]) -> None:
         task: task of the rows.
         model: model on its device, in evaluation mode.
         splits: labeled rows of each split, training rows first.
+        names: names of the classes of the rows, by their numbers; none if labels are numbers.
     Raises:
         ConfigError: if a label is not one of the classes.
     """
@@ -245,6 +256,18 @@ def check_classes(task: Task, model: nn.Module, splits: Sequence[Rows]) -> None:
     inputs = example_inputs(model, splits[0], 1)
     with torch.no_grad(), torch.random.fork_rng(), eval_mode(model):
         answers = read_answers(model(**inputs), task, 1)
+    if task.name == CLASSIFICATION.name and len(names) > answers.shape[-1]:
+        labels = splits[0].labels
+        trained = (
+            {*labels.flatten().tolist()} if isinstance(labels, Tensor) else {*range(len(names))}
+        )
+        others = [name for number, name in enumerate(names) if number not in trained]
+        lacking = f"; no training row is of {enumerate_names(others, MOST_NAMES)}" if others else ""
+        raise ConfigError(
+            f"the model returns {answers.shape[-1]} classes, and the rows have {len(names)}, "
+            f"{enumerate_names(names, MOST_NAMES)}{lacking}: remove the rows of other classes, or "
+            "change the model."
+        )
     for rows in splits:
         task.check_labels(rows.labels)
         task.check(answers[:1].expand(len(rows), *answers.shape[1:]), rows.labels)
