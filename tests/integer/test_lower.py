@@ -306,3 +306,21 @@ def test_what_leaves_without_a_format_is_refused_with_a_way_out(more):
     mg, _ = passes.quantize_transform_pass(mg, {"by": "type", "linear": {"config": FIXED}})
     with pytest.raises(ConfigError, match=r"without a format; compute it by .* or remove it from"):
         passes.lower_to_integer_transform_pass(mg, {"batches": [{"x": x}]})
+
+
+@pytest.mark.parametrize(("x", "is_outside"), [(1.0, False), (0.0, False), (255.0, True)])
+def test_inputs_outside_of_the_range_of_their_format_are_reported(tmp_path, recwarn, x, is_outside):
+    batch = {"x": torch.rand(8, 4)}
+    mg = MaseGraph(nn.Sequential(nn.Linear(4, 2)).eval(), dummy_in={"input": batch["x"]})
+    config = {"name": "integer", "width": 8, "frac_width": "auto"}
+    mg, _ = passes.quantize_transform_pass(mg, {"by": "type", "linear": {"config": config}})
+    mg, _ = passes.calibrate_transform_pass(mg, {"batches": [{"input": batch["x"]}]})
+    given = [{"input": (batch["x"] * x).round()}] * 2
+    integer, _ = passes.lower_to_integer_transform_pass(mg, {"batches": given})
+    settings = {"project_dir": tmp_path, "top_name": "top", "batches": given}
+    passes.emit_cocotb_transform_pass(integer, settings)
+    told = [str(each.message) for each in recwarn if "far outside" in str(each.message)]
+    assert len(told) == 2 * is_outside
+    assert all(
+        "of the input 'input' are far outside" in each and "to 0.99" in each for each in told
+    )

@@ -113,6 +113,7 @@ def test_what_else_may_train(bert_graph):
         ({"lora_alpha": -1}, "alpha is -1, expected a number above 0"),
         ({"lora_dropout": 1.5}, "dropout is 1.5"),
         ({"alpha": 1, "lora_alpha": 1}, "'alpha' is given twice, once as 'lora_alpha'"),
+        ({"r": 8, "rank": 4}, "'rank' is given twice, once as 'r'"),
         ({"target_modules": ["qurey"]}, "no Linear .* matches 'qurey': did you mean 'query'"),
         ({"target_modules": ["bert.poler.dense"]}, "did you mean 'bert.pooler.dense'"),
         ({"target_modules": ["bert.encoder"]}, "no Linear in this graph matches 'bert.encoder'"),

@@ -129,6 +129,46 @@ def test_a_language_model_trains_on_its_own_tokens():
     assert evaluate(model, rows, task="causal-lm") < before / 2
 
 
+def rolled(ids):
+    labels = ids.roll(-1, 1)
+    labels[:, -1] = -100
+    return {"input_ids": ids, "labels": labels}
+
+
+SHIFTED = {
+    "cut": lambda ids: {"input_ids": ids[:, :-1], "labels": ids[:, 1:]},
+    "rolled": rolled,
+    "a pair": lambda ids: (ids[:, :-1], ids[:, 1:]),
+    "of several lengths": lambda ids: [
+        {"input_ids": ids[i, :end], "labels": ids[i, 1 : end + 1]}
+        for i, end in enumerate((5, 9, 7))
+    ],
+}
+
+
+@pytest.mark.parametrize("settings", [{}, {"task": "causal-lm"}])
+@pytest.mark.parametrize("call", [fit, evaluate])
+@pytest.mark.parametrize("kind", SHIFTED)
+def test_labels_that_are_the_next_tokens_are_refused(kind, call, settings):
+    ids = torch.arange(40).view(4, 10) % 13
+    if kind == "a pair":  # of a model that may compare its outputs without a shift
+        settings = {"task": "causal-lm"}
+    with pytest.raises(ConfigError, match="shifts them itself: pass labels=input_ids"):
+        call(gpt2(), SHIFTED[kind](ids), **settings)
+
+
+def test_labels_that_are_not_the_next_tokens_are_not_refused():
+    ids = torch.arange(40).view(4, 10) % 13
+    prompts = ids.clone()
+    prompts[:, :6] = -100
+    last = torch.full_like(ids, -100)
+    last[:, -1] = 1
+    for labels in (ids, prompts, last):
+        evaluate(gpt2(), {"input_ids": ids, "labels": labels}, task="causal-lm")
+    evaluate(gpt2(), {"input_ids": ids.new_ones(3, 5), "labels": ids.new_ones(3, 5)})
+    evaluate(gpt2(), SHIFTED["cut"](ids), task="token-classification")
+
+
 def test_padding_is_no_label_of_a_text():
     ids, mask = torch.tensor([[5, 6, 0]]), torch.tensor([[1, 1, 0]])
     rows = read_rows({"input_ids": ids, "attention_mask": mask, "label": [1]}, TASKS["causal-lm"])

@@ -242,3 +242,19 @@ def test_a_graph_instead_of_its_model_is_one_sentence(use):
 def test_a_seed_and_a_progress_of_another_type_are_named(wrong, message):
     with pytest.raises(ConfigError, match=message):
         fit(nn.Linear(2, 2), (torch.eye(2), torch.tensor([0, 1])), **wrong)
+
+
+def test_training_that_ends_worse_than_it_began_is_reported(caplog):
+    torch.manual_seed(0)
+    x = torch.randn(400, 4)
+    rows = x, x[:, :3].argmax(1)
+    model = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 3))
+    for settings in ({"lr": 1e-2, "epochs": 20}, {"lr": 1e-5, "epochs": 2, "batch_size": 16}):
+        fit(model, rows, **settings)
+        assert not caplog.text
+    for settings in ({"lr": 100.0, "epochs": 3}, {"lr": 100.0, "epochs": 3, "batch_size": 400}):
+        fit(copy.deepcopy(model), rows, **settings)
+        assert "the mean loss of the last epoch is" in caplog.text
+        caplog.clear()
+    pruning = {"on_step": lambda step, of: model[0].weight.data.zero_(), "batch_size": 400}
+    assert fit(model, rows, epochs=3, **pruning)[-1] > 0.8 and not caplog.text

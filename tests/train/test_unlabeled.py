@@ -5,12 +5,13 @@ from decimal import Decimal
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import chop
 from chop.errors import ConfigError
-from chop.train import read_rows
+from chop.train import evaluate, fit, read_rows
 from chop.train.unlabeled import read_inputs
 from chop.workloads.workload import Workload
 
@@ -113,6 +114,60 @@ def test_two_inputs_with_labels():
         read_rows(({"image": PICTURES[:5], "numbers": X}, Y))
     workload = Workload.of(Two(), given, given)
     assert workload.example()["image"].shape == (3, 3, 4, 4)
+
+
+@pytest.mark.parametrize("name", ["Unnamed: 0", "__index_level_0__"])
+def test_indices_that_pandas_wrote_are_no_inputs(name):
+    frame = FRAME.reset_index(names=name)
+    for rows in (read_rows((frame, SERIES)), read_inputs(net(), frame)):
+        assert torch.equal(rows.columns["input 0"], X) and rows.vector == tuple("abcdef")
+    kept = pandas.DataFrame({name: Y.numpy()})
+    assert read_rows((kept, SERIES)).columns["input 0"].shape == (12, 1)
+    given = (frame, SERIES), (FRAME, SERIES)
+    assert Workload.of(net(), *given).example()["input"].shape[1] == 6
+
+
+CALLS = {
+    "fit": lambda data: fit(net(), data),
+    "evaluate": lambda data: evaluate(net(), data),
+    "compress": lambda data: chop.compress(net(), data, bench_seconds=0),
+    "quantize": lambda data: chop.quantize(net(), "8.auto", data),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_columns_of_a_frame_that_are_read_are_named(call):
+    labeled = FRAME.assign(id=range(12), label=Y.numpy())
+    with pytest.raises(ConfigError, match=r"input: 'a', .*'id'\. Leave out .*frame\.drop\("):
+        CALLS[call](labeled)
+    with pytest.raises(ConfigError, match="'d', 'e'. .* add those that are missing"):
+        CALLS[call]((FRAME.drop(columns="f"), SERIES))
+
+
+def test_a_frame_of_texts_is_to_be_tokenized():
+    texts = pandas.DataFrame({"text": ["once upon a time", "the cat"]})
+    with pytest.raises(ConfigError, match="only texts, in 'text': tokenize .* needs no labels"):
+        fit(net(), texts)
+    for call in (lambda: fit(net(), texts.assign(label=[0, 1])), lambda: CALLS["quantize"](texts)):
+        with pytest.raises(ConfigError, match="column 'text': expected numbers, .* tokenize"):
+            call()
+
+
+UNLABELED = ("rows", "an iterator", "a frame", "a loader of tensors", "a data set of one tensor")
+
+
+@pytest.mark.parametrize("case", UNLABELED)
+def test_a_workload_with_its_own_evaluation_needs_no_labels(case):
+    make, given = LISTS[case]
+    workload = Workload.of(make(), given(), evaluate=lambda model: 1.0)
+    assert torch.equal(workload.train.columns["input 0"], X) and len(workload.test) == 12
+
+
+def test_a_data_set_without_labels_is_read():
+    named = Dataset.from_dict({"input": X.numpy()})
+    workload = Workload.of(net(), named, evaluate=lambda model: 1.0)
+    for rows in (workload.train, read_inputs(net(), named)):
+        assert torch.equal(rows.columns["input"], X)
 
 
 LISTS = {

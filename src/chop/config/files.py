@@ -91,6 +91,7 @@ def renamed(settings: Mapping[str, Any], aliases: Mapping[str, str], where: str)
     for key, value in settings.items():
         name = aliases.get(key, key)
         if name in result:
-            raise ConfigError(f"{where}: '{name}' is given twice, once as '{key}'; drop one.")
+            alias = next(each for each in settings if aliases.get(each) == name)
+            raise ConfigError(f"{where}: '{name}' is given twice, once as '{alias}'; drop one.")
         result[name] = value
     return result

@@ -45,8 +45,7 @@ def with_plain_cells(splits: DatasetDict) -> DatasetDict:
     train = splits["train"]
     indices = [n for n in train.column_names if INDICES.fullmatch(n) and _is_integer(train, n)]
     if indices and len(indices) < len(train.column_names):
-        listed = ", ".join(map(repr, indices))
-        assume(f"column {listed} is an index written by pandas and not used as input", log)
+        note_indices(indices)
         splits = DatasetDict({k: s.remove_columns(indices) for k, s in splits.items()})
     commas = [name for name in splits["train"].column_names if _has_commas(splits, name)]
     if not commas:
@@ -122,6 +121,13 @@ def note_texts(texts: Sequence[str], numbers: Collection[str]) -> None:
     """
     if texts and numbers and "input_ids" not in numbers:
         assume(f"columns without numbers are not used as inputs: {', '.join(texts)}", log)
+
+
+def note_indices(names: Sequence[str]) -> None:
+    """Records the assumption that columns are indices that pandas wrote, and no inputs."""
+    if names:
+        listed = ", ".join(map(repr, names))
+        assume(f"column {listed} is an index written by pandas and not used as input", log)
 
 
 def describe_texts(splits: Mapping[str, Dataset], name: str) -> str:

@@ -140,7 +140,8 @@ class Feed:
             listed = ", ".join(f"{name} {tuple(x.shape)}" for name, x in fed.items())
             raise ConfigError(
                 f"{type(self.model).__name__} cannot take the rows, {listed}: "
-                f"{type(error).__name__}: {first_line(error)}"
+                f"{type(error).__name__}: {first_line(error).removesuffix('.')}."
+                f"{self.rows.about_vector}"
             ) from error
 
 

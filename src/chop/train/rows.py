@@ -19,17 +19,19 @@ from torch import Tensor, nn
 from chop.config import Range, with_checked_arguments
 from chop.data import label_column
 from chop.data.stratify import stratified_split
-from chop.errors import ConfigError, describe
+from chop.errors import MOST_NAMES, ConfigError, describe, enumerate_names
+from chop.train.given.frames import vector_columns
 from chop.train.given.label_columns import outputs_among
 from chop.train.given.label_values import read_labels, with_classes
 from chop.train.given.reading import Column, NoLabelsError, as_column, is_numeric, read_columns
 from chop.train.given.row_checks import check_columns
-from chop.train.model_io import LABELS
+from chop.train.model_io import LABELS, POSITION
 from chop.train.outputs import LabelPart, join_labels, outputs_task, split_labels
 from chop.train.tasks import (
     IGNORED,
     Task,
     check_is_clear,
+    check_is_not_shifted,
     infer_task,
 )
 
@@ -57,11 +59,13 @@ class Rows:
         labels: classes as int64 (N,), token classes as (N, T) or a list; numbers as floats; labels
             of several outputs as float64 (N, D).
         parts: labels of several outputs, see `chop.train.outputs.join_labels`.
+        vector: names of the columns of a frame that are the input vector, in its order.
     """
 
     columns: dict[str, Column]
     labels: Column
     parts: tuple[LabelPart, ...] = ()
+    vector: tuple[str, ...] = ()
 
     @property
     def task(self) -> Task:
@@ -70,6 +74,17 @@ class Rows:
             given = split_labels(torch.as_tensor(self.labels), self.parts)
             return outputs_task({name: infer_task({}, part) for name, part in given.items()})
         return infer_task(self.columns, self.labels)
+
+    @property
+    def about_vector(self) -> str:
+        """Sentence about the columns of the input vector of a frame, for errors; "" for others."""
+        if not self.vector:
+            return ""
+        listed = enumerate_names([*map(repr, self.vector)], MOST_NAMES)
+        return (
+            f" Columns of the frame that are read as the input: {listed}. Leave out those that the "
+            "model was not trained on (frame.drop(columns=[...])), or add those that are missing."
+        )
 
     def __len__(self) -> int:
         """Returns the number of rows."""
@@ -128,8 +143,11 @@ def task_for(asked: Task | None, rows: Rows) -> Task:
     """Returns the requested task, or infers it from the labels for None or a bare `multioutput`.
 
     Raises:
-        ConfigError: if the labels suggest another task.
+        ConfigError: if the labels suggest another task, or are tokens one position ahead.
     """
+    if asked is None or asked.labels_from is not None:
+        unnamed = None if asked is None else rows.columns.get(POSITION.format(0))
+        check_is_not_shifted(rows.columns.get("input_ids", unnamed), rows.labels)
     if asked is not None and (asked.bind is None or asked.parts):
         return asked
     task = rows.task
@@ -242,15 +260,15 @@ def read_rows(
         )
     check_columns(table, given)
     if outputs:
-        return Rows(
-            inputs, *join_labels({name: read_labels(table[x]) for name, x in outputs.items()})
-        )
+        joined = join_labels({name: read_labels(table[x]) for name, x in outputs.items()})
+        return Rows(inputs, *joined, vector=vector_columns(dataset, names))
     labels = None if label is None else table[label]
     if source in inputs and (labels is None or (isinstance(labels, Tensor) and labels.dim() < 2)):
         return Rows(inputs, tokens_as_labels(inputs, inputs[source]))
     if labels is None:
-        return Rows(inputs, torch.zeros(_count(inputs)))
-    return Rows(inputs, with_classes(read_labels(labels), task))
+        return Rows(inputs, torch.zeros(_count(inputs)), vector=vector_columns(dataset))
+    classes = with_classes(read_labels(labels), task)
+    return Rows(inputs, classes, vector=vector_columns(dataset))
 
 
 def _count(columns: dict[str, Column]) -> int:

@@ -401,6 +401,27 @@ def check_is_clear(task: Task, labels: Tensor | list[Tensor], *, is_of_rows: boo
         )
 
 
+def check_is_not_shifted(ids: Tensor | list[Tensor] | None, labels: Tensor | list[Tensor]) -> None:
+    """Checks that the labels of tokens are not the next tokens, which the loss would shift again.
+
+    Args:
+        ids: tokens of all rows; None if the model reads none.
+        labels: labels of all rows.
+    Raises:
+        ConfigError: if they are the next tokens in all rows.
+    """
+    if ids is None or labels[0].dim() != 1 or ids[0].shape != labels[0].shape:
+        return
+    earlier = [label[:-1] for label in labels]
+    are_shifted = _are_same([row[1:] for row in ids], earlier) and not _are_same(ids, labels)
+    if are_shifted and any(bool((label != IGNORED).any()) for label in earlier):
+        raise ConfigError(
+            "labels: they are input_ids shifted by one position, and the loss of task "
+            f"'{CAUSAL_LM}' shifts them itself: pass labels=input_ids. For a model of your own "
+            "whose outputs are compared without a shift, use --task token-classification."
+        )
+
+
 def _are_same(ids: Tensor | list[Tensor], labels: Tensor | list[Tensor]) -> bool:
     return all(
         row.shape == label.shape and bool(((row == label) | (label == IGNORED)).all())

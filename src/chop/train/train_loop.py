@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
@@ -40,6 +40,10 @@ STEP_LOGIT_BYTES = 2**28
 EVALUATED = 256
 """Maximum batch size of `evaluate`."""
 DIVERGED = "training diverged: the loss is NaN in epoch %d. Use a lower learning rate."
+WORSE = (
+    "training diverged: the mean loss of the last epoch is %.3g, and was %.3g in the first step, "
+    "before any update. Use a lower learning rate."
+)
 FINITE = (0.0, sys.float_info.max, "a finite number, 0 or more")
 RANGES = {
     "lr": FINITE,
@@ -102,6 +106,7 @@ def fit(
         distill: teacher (a module, a graph, or the path of a checkpoint), `Distillation`, or a
             mapping of its fields. Rows then need no labels.
     Returns: the mean loss of each epoch. The mode (`train`, `eval`) of each module is restored.
+    Warns: the loss becomes NaN, or is clearly worse in the last epoch than before any update.
     Raises:
         ConfigError: if a number is out of range, columns are wrong, the schedule or task is
             unknown, labels do not fit the task, no parameter is trainable, or a teacher does not
@@ -129,6 +134,7 @@ def fit(
     rate = _rate(SCHEDULES[schedule], warmup, max(1, epochs * steps))
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
     losses = []
+    means: list[Tensor] = []
     with (
         module_mode(model, training=True),
         _seeded(seed, feed.device) as order,
@@ -138,9 +144,11 @@ def fit(
         optimizer.zero_grad()
         for epoch in range(epochs):
             total = torch.zeros((), device=feed.device)
+            del means[1:]
             sums = _summed_losses(feed, order, parts, trainable, compute_loss, tick)
-            for step, summed in enumerate(sums, epoch * steps + 1):
+            for step, (summed, count) in enumerate(sums, epoch * steps + 1):
                 total += summed
+                means.append(summed / count)
                 nn.utils.clip_grad_norm_(trainable, max_grad_norm)
                 if on_step is not None:
                     with user_code("on_step", on_step):
@@ -151,7 +159,24 @@ def fit(
             losses.append(total.item() / len(feed.rows))
             if math.isnan(losses[-1]) and not any(map(math.isnan, losses[:-1])):
                 log.warning(DIVERGED, epoch + 1)
+    if on_step is None:  # which may make the task harder, as gradual pruning does
+        _warn_if_worse(means, steps)
     return losses
+
+
+def _warn_if_worse(means: Sequence[Tensor], steps: int) -> None:
+    """Warns if the last epoch is worse than the first step, beyond the spread of its steps.
+
+    Args:
+        means: mean loss of the first step, and of the steps of the last epoch.
+        steps: number of steps of an epoch.
+    """
+    if not means:
+        return
+    first, last = float(means[0]), torch.stack([*means[-steps:]]).double()
+    mean, spread = float(last.mean()), float(last.std(correction=0))
+    if 0 < first < float(last.min()) and mean > max(2 * first, first + 2 * spread):
+        log.warning(WORSE, mean, first)
 
 
 def _check_numbers(epochs: int, seed: int, **reals: float) -> None:
@@ -317,8 +342,8 @@ def _summed_losses(
     trainable: list[nn.Parameter],
     compute_loss: Callable[[Answered], Tensor],
     tick: Callable[[], None],
-) -> Iterator[Tensor]:
-    """Yields the summed loss of the rows of each step, after its gradients are computed.
+) -> Iterator[tuple[Tensor, int]]:
+    """Yields the summed loss and number of the rows of each step, after its gradients are computed.
 
     Args:
         feed: batches, of which `parts` make a step.
@@ -347,7 +372,7 @@ def _summed_losses(
         if number % parts == 0 or number == feed.steps:
             if parts > 1:
                 _divide_gradients(trainable, rows)
-            yield total
+            yield total, rows
             total, rows = torch.zeros((), device=feed.device), 0
 
 

@@ -14,11 +14,12 @@ from chop.data import label_column
 from chop.errors import ConfigError
 from chop.train.feed import eval_mode
 from chop.train.given.arrays import dense
-from chop.train.given.frames import is_frame, is_series, split_frame
+from chop.train.given.frames import is_frame, is_series
 from chop.train.given.reading import in_order, read_mapping, rows_of_batch, take_items
 from chop.train.given.row_checks import check_columns
 from chop.train.model_io import LABELS, POSITION, input_columns, read_output
 from chop.train.rows import Rows, read_rows
+from chop.train.tasks import JUDGED_TASK
 from chop.train.text_labels import with_numbered_texts
 from chop.train.user_code import read_items
 
@@ -46,8 +47,8 @@ def read_inputs(model: nn.Module, data: Any) -> Rows:
         (data,) = data
     data = with_numbered_texts({"": dense(data)})[0][""]
     if is_frame(data):
-        inputs, labels = split_frame(data)
-        return read_rows((inputs, np.zeros(len(inputs)) if labels is None else labels))
+        is_labeled = label_column(list(data.columns)) is not None
+        return read_rows(data if is_labeled else (data, np.zeros(len(data))))
     if is_series(data) or isinstance(data, Tensor | np.ndarray):
         return _zeros({FIRST: data})
     if isinstance(data, Mapping):
@@ -58,7 +59,7 @@ def read_inputs(model: nn.Module, data: Any) -> Rows:
         data = take_items(data)
     if isinstance(data, list):
         return _from_list(model, data)
-    return read_rows(data)
+    return read_rows(data, JUDGED_TASK)
 
 
 def _zeros(columns: Mapping[str, Any]) -> Rows:

@@ -108,7 +108,7 @@ def check_forward(
         raise ConfigError(
             f"'{name}' cannot take rows of '{dataset}', {_listed(inputs)}: {reason} "
             "The model is called with only these columns, in these shapes and types"
-            f"{_advise_columns(rows, columns)}."
+            f"{_advise_columns(rows, columns)}.{rows.about_vector}"
             f"{skipped}{_advise_order(rows, inputs) or _advise_floats(model, inputs, plain)}"
             f"{in_words(current_assumptions())}"
         ) from error

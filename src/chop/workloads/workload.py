@@ -54,6 +54,7 @@ from chop.train.task import JUDGED
 from chop.train.tasks import CLASSIFICATION, JUDGED_TASK
 from chop.train.text_labels import with_numbered_texts
 from chop.train.train_loop import Progress
+from chop.train.unlabeled import read_inputs
 from chop.workloads.fingerprints import fingerprint_of_weights
 from chop.workloads.judging import build_judge, build_task
 from chop.workloads.probe import assume_scaled_logits, check_forward
@@ -174,7 +175,8 @@ class Workload:
         Args:
             model: the model; the workload has a copy.
             train: rows for calibration and training, as for `chop.train.read_rows`: `(X, y)`, a
-                TensorDataset, a DataLoader, or a data set.
+                TensorDataset, a DataLoader, or a data set. With `evaluate`, also rows without
+                labels, as for `chop.quantize`.
             test: rows for reporting. Default: a fifth of `train`, which reports mention, as the
                 model may have been trained on them; with `evaluate`, those of `train`.
             validation: rows for choices; by default a share of `train` if a job needs some.
@@ -205,6 +207,8 @@ class Workload:
         others = {"test": test, "validation": validation}
         given = train, *(align_columns(train, rows, name) for name, rows in others.items())
         with collected_assumptions() as assumed:
+            if reads is JUDGED_TASK and loss is None:  # no labels are read
+                given = tuple(x if x is None else read_inputs(model, x) for x in given)
             workload = cls._of(model, given, reads, judge is None, (name, dataset), device)
             task = build_task(requested, workload.train, metric, judge, loss)
             task = bound_task(task, workload.model, workload.train)

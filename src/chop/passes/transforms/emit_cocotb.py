@@ -55,6 +55,7 @@ def emit_cocotb_transform_pass(mg: MaseGraph, config: EmitCocotbConfig) -> dict[
     Raises:
         ConfigError: if the graph has no integer form, or operators have no circuit.
         WriteError: if the folder cannot be written to.
+    Warns: nearly all numbers of an input in `batches` are far outside of the range of its format.
     """
     # The engine is imported when it is used: it is large.
     from chop.hardware.check.cocotb import FOLDER, cocotb_files
@@ -64,12 +65,14 @@ def emit_cocotb_transform_pass(mg: MaseGraph, config: EmitCocotbConfig) -> dict[
     from chop.hardware.design.emit import emit
     from chop.hardware.integer_form import example_batch, integer_form
     from chop.integer.golden import golden_values
+    from chop.integer.outside import warn_about_outside
 
     integer = integer_form(mg)
     design = emit(integer, config.fold, config.top_name)
     inputs = [example_batch(integer, seed) for seed in range(config.num_batches)]
     if config.batches is not None:
         inputs = list(select_inputs(integer, config.batches, f"{NAME}.batches"))
+        warn_about_outside(integer, inputs, f"{NAME}.batches")
     project = describe_project(design)
     codes_by_batch = [get_codes(project, golden_values(integer, batch)) for batch in inputs]
     codes = {

@@ -93,6 +93,7 @@ def lower_to_integer_transform_pass(mg: MaseGraph, config: LowerToIntegerConfig)
     Raises:
         ConfigError: if formats, operators or masks have no integer form (the message lists all), or
             batches have other sizes than the example.
+    Warns: nearly all numbers of an input in `batches` are far outside of the range of its format.
 
     Source: integer-only inference, Jacob et al. 2018, arXiv:1712.05877.
 
@@ -105,6 +106,7 @@ def lower_to_integer_transform_pass(mg: MaseGraph, config: LowerToIntegerConfig)
     from chop.integer.decoding import read_inputs
     from chop.integer.grids import observed_grids
     from chop.integer.lower import WHERE, lower, warn_about_lost_bits
+    from chop.integer.outside import warn_about_outside
 
     quantized = settled_copy(mg)
     where = f"{WHERE}.batches"
@@ -129,6 +131,7 @@ def lower_to_integer_transform_pass(mg: MaseGraph, config: LowerToIntegerConfig)
     measured = _accuracies(quantized, batches)
     lowered = lower(quantized, example, observed_grids(quantized, observed), options)
     warn_about_lost_bits(lowered.mg, operators)
+    warn_about_outside(lowered.mg, inputs, where)
     records = compare(lowered.mg, lowered.steps, inputs)
     mg.model = lowered.mg.model
     measured["integer"] = accuracy(mg, batches)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from chop.data import label_column
-from chop.data.cells import check_cells, note_texts
+from chop.data.cells import INDICES, check_cells, note_indices, note_texts
 from chop.errors import MOST_NAMES, ConfigError, describe, enumerate_names
 
 MODULE = "pandas"
@@ -59,7 +59,8 @@ def align_columns(train: Any, rows: Any, split: str) -> Any:
     if not is_frame(train) or not is_frame(rows):
         return rows
     names, given = list(train.columns), list(rows.columns)
-    missing = [name for name in names if name not in given and name != label_column(names)]
+    needed = [n for n in names if n != label_column(names) and not INDICES.fullmatch(str(n))]
+    missing = [name for name in needed if name not in given]
     if missing:
         listed = enumerate_names([*map(repr, given)], MOST_NAMES)
         raise ConfigError(
@@ -88,7 +89,7 @@ def check_same_order(arrays: Sequence[Any]) -> None:
 def to_matrix(frame: Any) -> np.ndarray:
     """Converts a frame to float32 (rows, columns), in the order of its columns.
 
-    Columns of texts beside numbers are left out, which is an assumption.
+    Columns of texts and pandas indices beside numbers are left out, which is an assumption.
 
     Raises:
         ConfigError: if another column holds no numbers, or a cell is blank, NaN or infinite.
@@ -98,15 +99,48 @@ def to_matrix(frame: Any) -> np.ndarray:
         raise ConfigError(
             "expected a frame with columns of numbers in addition to the labels, got none."
         )
-    texts = [name for i, name in enumerate(names) if is_text(frame.iloc[:, i])]
-    if texts != names:
-        frame = frame.loc[:, [name not in texts for name in names]]
-        names = [name for name in names if name not in texts]
-        note_texts(texts, names)
+    texts, indices = _left_out(frame)
+    frame = frame.loc[:, [name not in (*texts, *indices) for name in names]]
+    names = list(map(str, frame.columns))
+    note_texts(texts, names)
+    note_indices(indices)
     columns = [to_array(frame.iloc[:, i], name) for i, name in enumerate(names)]
     values = np.stack([column.astype(np.float32) for column in columns], 1)
     check_cells(names, values)
     return values
+
+
+def _left_out(frame: Any) -> tuple[list[str], list[str]]:
+    """Returns the columns of texts and those of indices of a frame that has other columns too."""
+    kinds = {
+        str(n): getattr(d, "kind", "O") for n, d in zip(frame.columns, frame.dtypes, strict=True)
+    }
+    indices = [name for name in kinds if INDICES.fullmatch(name) and kinds[name] in "iu"]
+    texts = [str(name) for i, name in enumerate(frame.columns) if is_text(frame.iloc[:, i])]
+    texts = [] if {*texts} == kinds.keys() else texts
+    return texts, [] if {*texts, *indices} == kinds.keys() else indices
+
+
+def vector_columns(data: Any, outputs: Sequence[str] = ()) -> tuple[str, ...]:
+    """Returns the names of the columns that `to_matrix` combines; none if data are no frame.
+
+    Args:
+        data: a frame with labels, or a pair of a frame and labels.
+        outputs: names of outputs that may be columns of a frame.
+    """
+    frame = data[0] if isinstance(data, tuple) and len(data) == 2 else data
+    if not is_frame(frame):
+        return ()
+    labels = () if frame is not data else outputs or (label_column(list(frame.columns)),)
+    frame = frame.drop(columns=[name for name in labels if name in frame.columns])
+    left_out = {name for names in _left_out(frame) for name in names}
+    return tuple(name for name in map(str, frame.columns) if name not in left_out)
+
+
+def only_texts(frame: Any) -> str:
+    """Returns the names of the columns of a frame that has only texts, or an empty text."""
+    is_only = all(is_text(frame.iloc[:, i]) for i in range(frame.shape[1]))
+    return enumerate_names([*map(repr, frame.columns)], MOST_NAMES) if is_only else ""
 
 
 def is_text(series: Any) -> bool:
@@ -135,6 +169,8 @@ def to_array(series: Any, name: str | None = None) -> np.ndarray:
         advice = "number its values (series.astype('category').cat.codes)"
         if isinstance(first, Sequence | np.ndarray) and not isinstance(first, str):
             advice = "pass its rows as an array (numpy.stack(series))"
+        if isinstance(first, str) and " " in first.strip():
+            advice = "tokenize texts, and pass dict(tokenizer(list(texts))) with the labels,"
         raise ConfigError(
             f"column '{name or series.name}': expected numbers, got {describe(first)}; {advice} or "
             "leave it out."

@@ -32,6 +32,7 @@ from chop.train.given.frames import (
     is_frame,
     is_series,
     is_text,
+    only_texts,
     split_frame,
     to_array,
     to_matrix,
@@ -76,6 +77,12 @@ def read_columns(dataset: Any, outputs: Sequence[str] = ()) -> dict[str, Column]
             named = {name: to_array(dataset[name], name) for name in outputs}
             return _from_arrays((dataset.drop(columns=list(outputs)), named))
         if label_column(list(dataset.columns)) is None:
+            if texts := only_texts(dataset):
+                raise NoLabelsError(
+                    "expected a frame with numbers and a column 'labels' or 'label', got only "
+                    f"texts, in {texts}: tokenize them, and pass dict(tokenizer(list(texts))) with "
+                    "the labels. Running text needs no labels with --task causal-lm."
+                )
             raise NoLabelsError(
                 "expected a frame with a column 'labels' or 'label', or (frame, labels), got the "
                 f"columns {enumerate_names(list(map(repr, dataset.columns)), MOST_NAMES)}; "
