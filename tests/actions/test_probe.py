@@ -110,7 +110,8 @@ def test_columns_that_differ_by_case_or_blanks_are_the_inputs(config, tmp_path):
     with collected_assumptions() as assumed:
         loaded = load_workload(config(f"{tmp_path}/net.py:Pair"))
     assert {*loaded.test.columns} == {"x", "y"}
-    assert "The columns 'X', ' y ' are the inputs 'x', 'y' of the model." in [x.text for x in assumed]
+    texts = [each.text for each in assumed]
+    assert "The columns 'X', ' y ' are the inputs 'x', 'y' of the model." in texts
 
 
 @pytest.mark.parametrize("extra", ["bird", "zebra"])

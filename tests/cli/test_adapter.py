@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Literal, get_args, get_type_hints
 
 import pytest
@@ -331,6 +332,17 @@ def test_mistyped_commands_name_the_nearest_in_every_group(words, nearest, capsy
     told = " ".join(capsys.readouterr().err.split())
     assert ended.value.code == 2
     assert f"No such command '{words.split()[-1]}'. Did you mean '{nearest}'" in told
+
+
+@pytest.mark.parametrize("words", ["bench run", "run"])
+def test_a_folder_in_the_place_of_a_command_is_named(words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("run").mkdir()
+    with pytest.raises(SystemExit) as ended:
+        app(words.split(), prog_name="chop")
+    told = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert ended.value.code == 2
+    assert "'run' is a file or folder: write a command before it, of" in told and "model" in told
 
 
 def test_arguments_are_whole_and_options_are_cut_at_commas(capsys):

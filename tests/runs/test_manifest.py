@@ -237,6 +237,10 @@ def test_a_corrupt_manifest_is_one_sentence(content, tmp_path):
 def test_a_folder_without_a_manifest_is_one_sentence(name, lacks, tmp_path):
     with pytest.raises(CheckpointError, match=f"{lacks}: expected the output folder"):
         read_manifest(tmp_path / name)
+    finish(tmp_path / "run")
+    if not name:
+        with pytest.raises(CheckpointError, match=r"command; it contains '.*/run'\."):
+            read_manifest(tmp_path)
 
 
 def test_a_process_of_another_machine_is_taken_at_its_word(tmp_path):

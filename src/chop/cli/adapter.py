@@ -205,6 +205,9 @@ class CommandGroup(TyperGroup):
         """Returns the command of that name with its options, or None."""
         if cmd_name in self.table:
             return build_command(self.table[cmd_name], cmd_name)
+        if cmd_name not in self.commands and Path(cmd_name).exists():
+            names = ", ".join(self.list_commands(ctx))
+            ctx.fail(f"'{cmd_name}' is a file or folder: write a command before it, of {names}.")
         return super().get_command(ctx, cmd_name)
 
 

@@ -18,7 +18,7 @@ from chop.base.files.reading import open_regular
 from chop.base.files.writers import TooLargeError, write_json
 from chop.base.notices import warn_each_time
 from chop.config import parse
-from chop.errors import CheckpointError, ConfigError, shorten
+from chop.errors import MOST_NAMES, CheckpointError, ConfigError, enumerate_names, shorten
 from chop.runs.outcome import Outcome
 from chop.runs.process import process_status
 from chop.runs.serialization import as_json
@@ -159,8 +159,11 @@ def read_manifest(folder: str | Path) -> Manifest:
             document = read_json(path, "manifest")
         except (FileNotFoundError, NotADirectoryError):
             lacks = f"has no {MANIFEST}" if folder.is_dir() else "is not a folder"
+            runs = sorted(folder.glob(f"*/{MANIFEST}")) if folder.is_dir() else []
+            listed = enumerate_names([f"'{path.parent}'" for path in runs], MOST_NAMES)
+            advice = f"; it contains {listed}" if runs else ""
             raise CheckpointError(
-                f"'{folder}' {lacks}: expected the output folder of a chop command."
+                f"'{folder}' {lacks}: expected the output folder of a chop command{advice}."
             ) from None
         except (OSError, ValueError) as error:
             raise CheckpointError(f"'{path}' cannot be read: {error}.") from None

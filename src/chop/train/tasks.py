@@ -410,7 +410,7 @@ def check_is_not_shifted(ids: Tensor | list[Tensor] | None, labels: Tensor | lis
     Raises:
         ConfigError: if they are the next tokens in all rows.
     """
-    if ids is None or labels[0].dim() != 1 or ids[0].shape != labels[0].shape:
+    if ids is None or not len(labels) or labels[0].dim() != 1 or ids[0].shape != labels[0].shape:
         return
     earlier = [label[:-1] for label in labels]
     are_shifted = _are_same([row[1:] for row in ids], earlier) and not _are_same(ids, labels)
