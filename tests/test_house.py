@@ -15,13 +15,13 @@ from tests.test_architecture import SOURCE, drawing, get_module, imported
 
 BOUNDS = {
     "subpackages": 36,
-    "imports between subpackages": 286,
-    "files": 1_140,
+    "imports between subpackages": 288,
+    "files": 1_145,
     "files at one level": 29,
-    "lines that are not blank": 137_600,
+    "lines that are not blank": 139_000,
     "functions per 1,000 lines of logic": 108,
-    "public functions and classes": 3_740,
-    "lines of the longest file": 493,
+    "public functions and classes": 3_770,
+    "lines of the longest file": 505,
 }
 SLACK = 0.02
 """Share of a bound by which a figure may lie below it."""

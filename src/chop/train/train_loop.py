@@ -167,9 +167,8 @@ def fit(
 def _warn_if_worse(means: Sequence[Tensor], steps: int) -> None:
     """Warns if the last epoch is worse than the first step, beyond the spread of its steps.
 
-    Args:
-        means: mean loss of the first step, and of the steps of the last epoch.
-        steps: number of steps of an epoch.
+    `means` has the mean losses of the first step and of the `steps` of the last epoch. In a first
+    epoch, the first step is one of them.
     """
     if not means:
         return

@@ -99,7 +99,7 @@ def to_matrix(frame: Any) -> np.ndarray:
         raise ConfigError(
             "expected a frame with columns of numbers in addition to the labels, got none."
         )
-    texts, indices = _left_out(frame)
+    texts, indices = _unused_columns(frame)
     frame = frame.loc[:, [name not in (*texts, *indices) for name in names]]
     names = list(map(str, frame.columns))
     note_texts(texts, names)
@@ -110,7 +110,7 @@ def to_matrix(frame: Any) -> np.ndarray:
     return values
 
 
-def _left_out(frame: Any) -> tuple[list[str], list[str]]:
+def _unused_columns(frame: Any) -> tuple[list[str], list[str]]:
     """Returns the columns of texts and those of indices of a frame that has other columns too."""
     kinds = {
         str(n): getattr(d, "kind", "O") for n, d in zip(frame.columns, frame.dtypes, strict=True)
@@ -133,8 +133,8 @@ def vector_columns(data: Any, outputs: Sequence[str] = ()) -> tuple[str, ...]:
         return ()
     labels = () if frame is not data else outputs or (label_column(list(frame.columns)),)
     frame = frame.drop(columns=[name for name in labels if name in frame.columns])
-    left_out = {name for names in _left_out(frame) for name in names}
-    return tuple(name for name in map(str, frame.columns) if name not in left_out)
+    unused = {name for names in _unused_columns(frame) for name in names}
+    return tuple(name for name in map(str, frame.columns) if name not in unused)
 
 
 def only_texts(frame: Any) -> str:
