@@ -95,7 +95,6 @@ def quantize(
         'QuantLinear'
     """
     check_has_forward(model, "chop.quantize")
-    check_has_python(model)
     _check_has_layers(model, "chop.quantize")
     if not isinstance(format, str | NumberFormat):
         raise ConfigError(
@@ -109,6 +108,7 @@ def quantize(
     calibration_rows = convert(calibration_rows, Annotated[int, Range(1)], "calibration_rows")
     weights_only = convert(weights_only, bool, "weights_only")
     rows = _get_rows(model, with_label_column(data, label_column))
+    check_has_python(model)
     check_weights(model)
     if rows is not None:
         check_forward(model, rows, type(model).__name__, "data")

@@ -83,15 +83,17 @@ def check_is_unwrapped(model: nn.Module, where: str) -> None:
         ConfigError: torch has compiled, traced or wrapped it; the message explains how to get the
             model.
     """
+    after = "wrap the result"
     if isinstance(model, torch.jit.ScriptModule):
         kind, way_out = "TorchScript has compiled or traced", "the original model"
+        after = "trace the result (torch.jit.trace)"
     elif is_compiled_wrapper(model):
         kind, way_out = "torch.compile has wrapped", "net._orig_mod"
     elif isinstance(model, _PARALLEL):
         kind, way_out = f"{type(model).__name__} has wrapped", "net.module"
     else:
         return
-    raise ConfigError(f"{where}: got a model that {kind}; pass {way_out}, and wrap the result.")
+    raise ConfigError(f"{where}: got a model that {kind}; pass {way_out}, and {after}.")
 
 
 def check_has_values(model: nn.Module, name: str) -> None:

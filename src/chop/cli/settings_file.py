@@ -16,7 +16,7 @@ OPTIONS = {
     for name in ("config", "trust_code", "figures", "json", "quiet", "verbose")
 }
 """Options of commands that are not settings of jobs."""
-OF_MODEL = ("weights", "overrides", "skip", "layers")
+MODEL_SETTINGS = ("weights", "overrides", "skip", "layers")
 """Settings that name weights or layers of one model."""
 
 
@@ -41,7 +41,7 @@ def read_settings(file: Path, given: Mapping[str, Any], cls: type) -> dict[str, 
     check_keys(cls, settings, str(file))
     _import_modules(modules, file)
     from_file = {name: value for name, value in settings.items() if name not in given}
-    own = [name for name in OF_MODEL if name in from_file]
+    own = [name for name in MODEL_SETTINGS if name in from_file]
     if own and "model" in settings and given.get("model", settings["model"]) != settings["model"]:
         raise ConfigError(
             f"{file} is for the model '{settings['model']}', to which {', '.join(own)} in it "

@@ -319,6 +319,11 @@ def read_config(name: str, num_labels: int | None = None) -> PreTrainedConfig:
         return _read_gguf_config(place, num_labels)
     if ".py:" in name:
         raise ConfigError(f"model '{name}': expected a class or function, such as net.py:Net.")
+    if (checkpoint := Path(name).with_suffix("")).with_suffix(".mz").is_file():
+        raise ConfigError(
+            f"model '{name}' is a checkpoint of chop: load it with "
+            f"MaseGraph.from_checkpoint('{checkpoint}')."
+        )
     if Path(name).is_file():
         if name.lower().endswith(FOREIGN_SUFFIXES):
             raise ConfigError(f"model '{name}': expected a PyTorch model, such as file.py:Net.")

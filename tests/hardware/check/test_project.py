@@ -10,8 +10,9 @@ from torch import nn
 
 from chop import MaseGraph, passes
 from chop.actions.emit.simulate import simulate
-from chop.errors import CheckpointError
+from chop.errors import CheckpointError, VerificationError
 from chop.hardware.check import project as projects
+from chop.hardware.check import verify
 from chop.hardware.check.project import DESIGN, ForeignCodeWarning, PortCodes, read_project
 from chop.hardware.check.verify import simulate_project
 from tests.hardware import tiny
@@ -57,6 +58,14 @@ def test_names_and_sizes_that_no_design_has_are_refused(change, tmp_path):
     assert read_project(write(tmp_path, lambda d: d.update(fifos=[FIFO]))).top == "top"
     with pytest.raises(CheckpointError, match=r"design.json' cannot be read: "):
         read_project(write(tmp_path, change))
+
+
+def test_a_missing_module_names_the_pass_that_writes_it(tmp_path, monkeypatch):
+    message = "%Error: rtl/top.sv:45:3: Cannot find file containing module: 'chop_skid'"
+    monkeypatch.setattr(verify, "source_messages", lambda *args: [("verilator", message)])
+    folder = with_source(write(tmp_path))
+    with pytest.raises(VerificationError, match="'chop_skid'; emit_internal_rtl_transform_pass"):
+        verify.check_sources(folder, read_project(folder))
 
 
 @pytest.mark.parametrize(

@@ -87,12 +87,12 @@ def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
     TARGET.require()
     model, unheld = packed_model(mg, TARGET.name)
     config: Any = model.config
+    architecture = check_architecture(config)
     if model.get_output_embeddings() is None:
         raise ConfigError(
             f"gguf: expected a language model with a head, got a {type(model).__name__}; "
             "load the model with AutoModelForCausalLM."
         )
-    architecture = check_architecture(config)
     if isinstance(tokenizer, ProcessorMixin):
         tokenizer = getattr(tokenizer, "tokenizer", None)
     vocabulary = None if tokenizer is None else get_vocabulary(tokenizer, config.vocab_size)

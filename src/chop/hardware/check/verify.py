@@ -169,4 +169,6 @@ def check_sources(folder: Path, project: Project) -> None:
     sources = [path.relative_to(folder) for path in list_sources(folder)]
     for tool, messages in source_messages(sources, project.outermost, folder):
         if messages.strip():
-            raise VerificationError(f"{tool}: {messages.strip().splitlines()[0]}")
+            lacks = "file containing module" in messages
+            advice = "; emit_internal_rtl_transform_pass writes the modules below the top" * lacks
+            raise VerificationError(f"{tool}: {messages.strip().splitlines()[0]}{advice}")
