@@ -218,6 +218,10 @@ CALLS = {
     "name": (lambda: Workload.of(Net(), (X, Y), name=3), "name: expected str or None, got 3"),
     "class of a teacher": (lambda: fit(Net(), (X, Y), distill=Net), "pass an instance, Net"),
     "result": (lambda: chop.save(Compressed(Net(), None, {}), "m"), "pass its attribute model"),
+    "traced": (
+        lambda: fit(torch.jit.trace(Net(), X[:4]), (X, Y)),
+        r"TorchScript has .*; pass the original model, and trace the result \(torch.jit.trace\)",
+    ),
     "gradients": (lambda: torch.no_grad()(fit)(Net(), (X, Y)), "outside of torch.no_grad"),
     "data sets": (
         lambda: evaluate(Net(), random_split(TensorDataset(X, Y), [20, 4])),

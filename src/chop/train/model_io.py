@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from chop.base.nested import tree_parts
 from chop.base.notices import warn_once
 from chop.captured.module import CapturedModule
+from chop.captured.wrappers import check_is_unwrapped
 from chop.errors import ConfigError
 from chop.train.task import Task
 from chop.train.tasks import CLASSIFICATION
@@ -42,6 +43,8 @@ def input_columns(model: nn.Module, columns: Iterable[str]) -> dict[str, str]:
         ConfigError: if no column matches an input of the model.
     """
     columns = list(columns)
+    if isinstance(model, torch.jit.ScriptModule):  # which has no Python signature
+        check_is_unwrapped(model, "train and evaluate")
     parameters = inspect.signature(model.forward).parameters
     if POSITION.format(0) in columns:
         return _by_position(model, columns, parameters)
@@ -152,7 +155,7 @@ def warn_about_probabilities(output: Any, task: Task) -> None:
         if torch.allclose(sums, torch.ones_like(sums), atol=1e-3):
             warn_once(
                 "the model returns probabilities, as softmax does, and training expects logits. "
-                "Leave out the softmax, or pass a loss of your own.",
+                "Leave out the softmax, or train with chop.compress(loss=...).",
                 UserWarning,
             )
 
