@@ -211,3 +211,10 @@ def test_bytes_are_texts_and_a_message_names_what_is_no_number():
         read_rows(FRAME.assign(label=[1, "a"] * 45))
     with pytest.raises(ConfigError, match="at least one row, got 0 rows"):
         read_rows(pd.DataFrame({"a": [], "label": []}))
+
+
+def test_spellings_of_a_class_are_named(tmp_path):
+    labels = (["cat", "dog", "Dog", "cat "] * 23)[:90]
+    alike = "'Dog' and 'dog', 'cat' and 'cat '"
+    with pytest.raises(ConfigError, match=f"2 classes, and the rows have 4, .* differ in {alike}."):
+        chop.compress(net(2), (X, labels), out=tmp_path)

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from torch import nn
 from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadModel
 
+import chop
 from chop.base.notices import collected_assumptions
 from chop.errors import ConfigError
 from chop.train import Rows
@@ -138,3 +140,11 @@ def test_tokens_beyond_the_vocabulary_are_named():
     ids = torch.tensor([[1, 2, 99]])
     with pytest.raises(ConfigError, match=r"vocabulary of 64 tokens, .* the token ID 99: use"):
         check_forward(GPT2LMHeadModel(config), Rows({"input_ids": ids}, ids), "tiny", "mine")
+
+
+@pytest.mark.parametrize("is_one_row", [True, False])
+def test_one_row_without_a_batch_dimension_is_named(is_one_row):
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
+    with pytest.raises(ConfigError, match=r"'Sequential' cannot take rows of 'data'") as refused:
+        chop.quantize(model, "8.auto", data=torch.ones(4) if is_one_row else torch.ones(4, 3))
+    assert ("(4,), as one row. If it is one row x, add" in str(refused.value)) == is_one_row

@@ -4,10 +4,11 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
+from transformers import GPT2Config, GPT2LMHeadModel
 
 import chop
 from chop.errors import ConfigError
-from chop.train import evaluate, fit, read_rows
+from chop.train import evaluate, fit, read_rows, user_code
 from chop.train.unlabeled import read_inputs
 
 X, Y = torch.randn(6, 3), torch.arange(6) % 2
@@ -126,3 +127,31 @@ def _net():
 def test_exceptions_of_the_users_code_name_its_line(call, message):
     with pytest.raises(ConfigError, match=message):
         call()
+
+
+@pytest.mark.parametrize("is_left", [False, True], ids=["at the end", "at the beginning"])
+@pytest.mark.parametrize("call", [evaluate, fit])
+def test_padding_without_a_mask_is_refused(call, is_left):
+    sizes = {"vocab_size": 32, "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 8}
+    model = GPT2LMHeadModel(GPT2Config(**sizes, pad_token_id=0))
+    ids = torch.randint(1, 32, (4, 8)) * (torch.arange(8) < torch.tensor([[3], [8], [5], [6]]))
+    rows = {"input_ids": ids.flip(1) if is_left else ids}
+    with pytest.raises(ConfigError, match="several tokens 0, the pad_token_id .* no attention_mas"):
+        call(model, rows, task="causal-lm")
+    call(model, {**rows, "attention_mask": rows["input_ids"].ne(0).long()}, task="causal-lm")
+    labels = rows["input_ids"].masked_fill(rows["input_ids"] == 0, -100)
+    if not is_left:
+        call(model, {**rows, "labels": labels}, task="causal-lm")
+
+
+@pytest.mark.parametrize("wrap", [iter, lambda data: data, DataLoader])
+def test_a_long_stream_is_reported_while_it_is_read(wrap, monkeypatch, caplog):
+    class Stream(IterableDataset):
+        def __iter__(self):
+            for i in range(8):
+                assert i < 5 or "still reading, 3 items so far. An endless data" in caplog.text
+                yield X[0], i % 2
+
+    monkeypatch.setattr(user_code, "REPORT_ITEMS", 3)
+    assert len(read_rows(wrap(Stream()))) == 8
+    assert caplog.text.count("islice(dataset, N)") == 1

@@ -110,6 +110,10 @@ REFUSED = {
         lambda: evaluate(_net(), ROWS, metric=lambda predictions, labels: None),
         "expected one number, got NoneType None",
     ),
+    "metric of text": (
+        lambda: evaluate(_net(), ROWS, metric=lambda predictions, labels: "0.9"),
+        "expected one number, got str 0.9",
+    ),
     "format of a run": (
         lambda: BenchModelConfig(compressed=Path("run"), format="4.auto"),
         "format: 'run' is quantized already",

@@ -17,12 +17,18 @@ from chop.base.files.limits import reached_limit
 from chop.captured.wrappers import check_has_values, check_is_module
 from chop.errors import ChopError, ConfigError, describe, first_line
 from chop.train.device import usable_device
+from chop.train.given.row_checks import IDS, MASK
 from chop.train.model_io import LABELS, fed_columns, read_answers
-from chop.train.rows import Rows, padding_token, read_rows, task_for
+from chop.train.rows import Rows, named_padding_token, padding_token, read_rows, task_for
+from chop.train.task import IGNORED
 from chop.train.tasks import Task, find_task
 
 ROW = "number of the row"
 """Name of the column with row numbers in a batch. No parameter can have this name."""
+PADDING_SAMPLE = 256
+"""Number of rows that are searched for padding without a mask."""
+LEAST_RUN = 2
+"""Least length of a run of padding tokens. A single one may be the end of a text."""
 
 
 class Answered(NamedTuple):
@@ -76,6 +82,7 @@ class Feed:
         self.model, self.batch_size = model.to(self.device), batch_size
         self.task = bound_task(self.task, self.model, self.rows)
         self.task.check_labels(self.rows.labels)
+        _check_padding(model, self.rows, self.task)
         self.columns = fed_columns(model, self.rows.columns, self.task)
 
     @property
@@ -164,6 +171,33 @@ def bound_task(task: Task, model: nn.Module, rows: Rows) -> Task:
     with torch.no_grad(), torch.random.fork_rng(), eval_mode(model):
         output = model(**{name: batch[column].to(place) for name, column in columns.items()})
     return task.bind(task, output, batch[LABELS].to(place), rows.parts)
+
+
+def _check_padding(model: nn.Module, rows: Rows, task: Task) -> None:
+    """Checks that most rows of a causal language model have no padding that counts as text.
+
+    Raises:
+        ConfigError: if they begin or end with runs of the padding token, and no mask marks it.
+    """
+    token, ids = named_padding_token(model), rows.columns.get(IDS)
+    if token is None or ids is None or task.labels_from != IDS or MASK in rows.columns:
+        return
+    pairs = [*zip(ids[:PADDING_SAMPLE], rows.labels[:PADDING_SAMPLE], strict=True)]
+    if 2 * sum(_is_padded(row, labels, token) for row, labels in pairs) > len(pairs):
+        raise ConfigError(
+            f"most rows begin or end with several tokens {token}, the pad_token_id of the model, "
+            f"and there is no {MASK}, so the padding would be read and scored as text: pass the "
+            f"tokenizer's {MASK} (1 for tokens, 0 for padding; all 1 if this is text). Labels "
+            f"of {IGNORED} also exclude padding at the end."
+        )
+
+
+def _is_padded(row: Tensor, labels: Tensor, token: int) -> bool:
+    """Returns true if a row begins with a run of a token, or ends with one that has labels."""
+    others = (row != token).nonzero().flatten()
+    first, end = (int(others[0]), int(others[-1]) + 1) if len(others) else (0, 0)
+    scored = labels[end:] if labels.shape == row.shape else row[:0]
+    return first >= LEAST_RUN or int((scored != IGNORED).sum()) >= LEAST_RUN
 
 
 @contextmanager

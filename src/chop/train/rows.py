@@ -386,7 +386,12 @@ def rows_per_batch(
 
 
 def padding_token(model: nn.Module) -> int:
-    """Returns the padding token of a model's configuration if it is within the vocabulary, else 0.
+    """Returns the padding token of a model's configuration, see `named_padding_token`, else 0."""
+    return named_padding_token(model) or 0
+
+
+def named_padding_token(model: nn.Module) -> int | None:
+    """Returns the padding token of a model's configuration if it is within the vocabulary, or None.
 
     For a vision-language model, the decoder's configuration is used; the outer one may hold
     defaults.
@@ -398,4 +403,4 @@ def padding_token(model: nn.Module) -> int:
         token = getattr(named, "pad_token_id", None)
         if isinstance(token, int) and 0 <= token < (vocabulary or token + 1):
             return token
-    return 0
+    return None

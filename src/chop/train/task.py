@@ -251,6 +251,8 @@ def _number(
     with user_code(f"metric '{name}'", metric):
         value = metric(labels, predictions) if takes_labels_first else metric(predictions, labels)
     try:
+        if isinstance(value, str | bytes):
+            raise TypeError("a text")
         return float(value)
     except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor of several numbers
         got = f"{type(value).__name__} {str(value)[:40]}"

@@ -148,10 +148,11 @@ def _is_batch(model: nn.Module, items: list[Mapping[str, Any]]) -> bool:
         return False
     if all(x.dim() == 1 for x in first.values()):
         return False
-    return _takes(model, first) or not _takes(model, {n: x[None] for n, x in first.items()})
+    one_row = {name: x[None] for name, x in first.items()}
+    return takes_batch(model, first) or not takes_batch(model, one_row)
 
 
-def _takes(model: nn.Module, batch: Mapping[str, Tensor]) -> bool:
+def takes_batch(model: nn.Module, batch: Mapping[str, Tensor]) -> bool:
     """Returns true if the output of a model has as many rows as the batch."""
     place = next(model.parameters(), torch.empty(0))
     try:

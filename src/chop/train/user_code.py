@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from chop.base.files.limits import reached_limit
+from chop.base.notices import get_logger
 from chop.errors import ChopError, ConfigError
 from chop.models import reason_of_user_code
 
 _END = object()
+REPORT_ITEMS, REPORT_SECONDS = 100_000, 10.0
+"""Number of items, and time in seconds, after which reading data of unknown length is reported."""
+
+log = get_logger(__name__)
 
 
 @contextmanager
@@ -40,6 +46,8 @@ def user_code(title: str, code: Any) -> Iterator[None]:
 def read_items(title: str, data: Iterable[Any], code: Any = None) -> Iterator[Any]:
     """Yields the items of the user's data. Exceptions name the item.
 
+    Data of unknown length may be endless: a line in the log counts the items that were read.
+
     Args:
         title: name of the data in messages.
         data: iterated over.
@@ -48,7 +56,16 @@ def read_items(title: str, data: Iterable[Any], code: Any = None) -> Iterator[An
     code = data if code is None else code
     with user_code(title, code):
         items = iter(data)
+    is_sized, due = hasattr(code, "__len__"), time.monotonic() + REPORT_SECONDS
     for count in itertools.count():
+        if not is_sized and (count == REPORT_ITEMS or time.monotonic() > due):
+            due = time.monotonic() + REPORT_SECONDS
+            log.warning(
+                "%s: still reading, %s items so far. An endless data set needs a bound: pass "
+                "list(itertools.islice(dataset, N)).",
+                title,
+                f"{count:,}",
+            )
         with user_code(f"{title}: item {count}", code):
             item = next(items, _END)
         if item is _END:

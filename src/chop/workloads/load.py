@@ -86,8 +86,8 @@ def workload_for(config: WorkloadConfig, workload: Workload | None) -> Workload:
             )
         if loaded.judge is None:
             loaded = replace(workload, task=workload.task.with_metric(config.metric))
-        splits = loaded.train, loaded.test, loaded.validation
-        check_classes(loaded.task, loaded.model, [rows for rows in splits if rows is not None])
+        splits = [x for x in (loaded.train, loaded.test, loaded.validation) if x is not None]
+        check_classes(loaded.task, loaded.model, splits, loaded.class_names)
     check_weights(loaded.model)
     teacher = getattr(config, "distill_teacher", None)
     return loaded if teacher is None else loaded.with_teacher(teacher)

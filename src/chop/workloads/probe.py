@@ -34,6 +34,7 @@ from chop.train.feed import eval_mode
 from chop.train.model_io import read_answers, read_output
 from chop.train.segmentation import SEGMENTATION
 from chop.train.tasks import CLASSIFICATION
+from chop.train.unlabeled import takes_batch
 
 MAX_NAMED = 5
 """Number of parameters and buffers that a message names."""
@@ -43,6 +44,9 @@ NO_PADDING = "no padding token is defined"
 """Part of the message of transformers about a model without a padding token."""
 TYPO = 0.85
 """Least similarity of a misspelled name: a column `position` is none of `position_ids`."""
+
+MAX_ROW = 1 << 20
+"""Maximum number of values that are tried as one row, to bound the time of a message."""
 
 log = get_logger(__name__)
 
@@ -110,6 +114,7 @@ def check_forward(
             "The model is called with only these columns, in these shapes and types"
             f"{_advise_columns(rows, columns)}.{rows.about_vector}"
             f"{skipped}{_advise_order(rows, inputs) or _advise_floats(model, inputs, plain)}"
+            f"{_advise_batch(model, rows)}"
             f"{in_words(current_assumptions())}"
         ) from error
     _check_has_output(output, name)
@@ -152,6 +157,21 @@ def _advise_order(rows: Rows, inputs: Mapping[str, Tensor]) -> str:
     if not are_single or not isinstance(labels, Tensor) or labels.dim() < 2:
         return ""
     return " Inputs and labels seem to be swapped: pass (X, y), the labels last."
+
+
+def _advise_batch(model: nn.Module, rows: Rows) -> str:
+    """Returns a sentence if a model takes the whole data as one row of floats, or no text."""
+    (data, *others) = rows.columns.values()
+    if others or not isinstance(data, Tensor) or not data.is_floating_point():
+        return ""
+    if data.numel() > MAX_ROW:
+        return ""
+    if not takes_batch(model, dict.fromkeys(rows.columns, data[None])):
+        return ""
+    return (
+        f" The model takes all the data, {tuple(data.shape)}, as one row. If it is one row x, add "
+        "the batch dimension: pass x[None], or X[:1] in place of X[0]."
+    )
 
 
 def _advise_floats(model: nn.Module, inputs: Mapping[str, Tensor], reason: str) -> str:
@@ -266,13 +286,23 @@ def check_classes(
         raise ConfigError(
             f"the model returns {answers.shape[-1]} classes, and the rows have {len(names)}, "
             f"{enumerate_names(names, MOST_NAMES)}{lacking}: remove the rows of other classes, or "
-            "change the model."
+            f"change the model.{_advise_spelling(names)}"
         )
     for rows in splits:
         task.check_labels(rows.labels)
         task.check(answers[:1].expand(len(rows), *answers.shape[1:]), rows.labels)
     if task.takes_names and answers.dim() == 2:
         _assume_other_classes(answers.shape[1], splits)
+
+
+def _advise_spelling(names: Sequence[str]) -> str:
+    """Returns a sentence if names of classes differ only in case or spaces, or no text."""
+    spellings: dict[str, list[str]] = {}
+    for name in names:
+        spellings.setdefault("".join(name.split()).casefold(), []).append(repr(name))
+    alike = [" and ".join(group) for group in spellings.values() if len(group) > 1]
+    listed = enumerate_names(alike, MAX_NAMED)
+    return f" Write each class in one way: only case or spaces differ in {listed}." * bool(alike)
 
 
 def _assume_other_classes(count: int, splits: Sequence[Rows]) -> None:
