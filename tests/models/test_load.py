@@ -229,12 +229,15 @@ def test_a_classifier_of_a_folder_that_has_none_is_one_sentence(masked_lm, edit)
         ("small.pt", r"'small.pt' is a checkpoint of chop: .*from_checkpoint\('small'\)"),
         ("small", r"'small' is a checkpoint of chop: .*from_checkpoint\('small'\)"),
         ("net:Net", "did you mean 'net.py:Net'"),
+        ("net.Net", "did you mean 'net.py:Net'"),
+        ("folder.net.Net", "did you mean 'folder/net.py:Net'"),
         ("trained.pt", "file.py:Net .*--weights trained.pt"),
     ],
 )
 def test_files_that_are_no_models_say_how_they_are_used(tmp_path, monkeypatch, name, message):
     monkeypatch.chdir(tmp_path)
-    for file in ("net.py", "trained.pt", "small.mz"):
+    (tmp_path / "folder").mkdir()
+    for file in ("net.py", "trained.pt", "small.mz", "folder/net.py"):
         (tmp_path / file).write_text("")
     with pytest.raises((ConfigError, UnavailableError), match=message):
         load_model(name)

@@ -28,6 +28,9 @@ BROKEN = [
      "line 6, in Net.__init__, raises ZeroDivisionError: "),
     ("x = 1\ny = x / 0", "y", "'.*net.py' cannot be run: line 5 raises ZeroDivisionError: "),
     ("sys.exit(3)", "Net", "cannot be run: line 4 raises SystemExit: 3"),
+    ("import argparse\np = argparse.ArgumentParser()\np.add_argument('--a', required=True)\n"
+     "p.parse_args()", "Net", "line 7 raises SystemExit: 2. It reads the command line, which"),
+    ("x = {}[sys.argv[0]]", "Net", "line 4 raises KeyError: .* It reads the command line"),
     ("make = dict", "make", "expected a torch.nn.Module, got dict"),
 ]  # fmt: skip
 

@@ -129,6 +129,15 @@ def test_layers_without_weights_are_an_error(tmp_path, caplog):
     assert caplog.text == ""
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_pointers_of_git_lfs_are_named(name, tmp_path):
+    with_layers(tmp_path, 1, 1)
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345678\n"
+    (tmp_path / name).write_text(pointer)
+    with pytest.raises(CheckpointError, match=f"{name}' is a pointer of Git LFS.*git lfs pull"):
+        load_model(tmp_path)
+
+
 def test_layers_beyond_those_of_the_model_are_told(tmp_path, caplog):
     with_layers(tmp_path, 3, 1)
     with caplog.at_level(logging.WARNING, "chop.models"):

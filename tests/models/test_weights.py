@@ -1,5 +1,7 @@
+import argparse
 import json
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -136,6 +138,19 @@ def test_files_without_weights_of_one_model_say_what_they_have(trained, tmp_path
         warnings.simplefilter("ignore")
         load_weights(trained, path)
     assert "weights_only" not in str(caught.value) and "\x1b" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["state_dict", "model", "net"])
+@pytest.mark.parametrize("value", [np.float64(0.9), argparse.Namespace(lr=0.1), Path("a")])
+def test_objects_beside_the_weights_are_told_from_a_saved_model(trained, tmp_path, key, value):
+    path, state = tmp_path / "a.pt", trained.state_dict()
+    torch.save({"best": value, key: state}, path)
+    name = "key" if key == "net" else f"'{key}'"
+    match = rf"is not a tensor, '\S+'\. If you .*: torch\.save\(checkpoint\[{name}\], \.\.\.\)\.$"
+    with pytest.raises(CheckpointError, match=match):
+        load_weights(trained, path)
+    torch.save(torch.load(path, weights_only=False)[key], path)
+    assert same(load_weights(get_model("jsc-tiny"), path), trained)
 
 
 NO_WEIGHTS = {

@@ -392,6 +392,30 @@ def test_results_of_something_else_are_named_before_they_are_replaced(
     assert message is None or re.search(message, warned[0])
 
 
+@pytest.mark.parametrize("setting", ["model", "dataset", "weights"])
+def test_a_folder_of_inputs_is_no_output_folder(setting, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "train.csv").write_text("a,label\n1,0\n")
+    with (
+        pytest.raises(ConfigError, match=f"out: 'own' is the folder of the {setting}"),
+        runs.start("compress", {setting: str(tmp_path / "own")}, "own"),
+    ):
+        pass
+    assert [path.name for path in (tmp_path / "own").iterdir()] == ["train.csv"]
+    with runs.start("compress", {setting: "own/train.csv"}, "own"):  # beside the data
+        pass
+
+
+@pytest.mark.parametrize("name", ["model.pt", "result.json", "plan.json"])
+def test_files_of_the_user_are_not_replaced(name, tmp_path):
+    (tmp_path / name).write_text("mine")
+    match = f"has files of its own, such as .*{name}, which would be replaced: choose another"
+    with pytest.raises(ConfigError, match=match), runs.start("compress", MLP, tmp_path):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
 @pytest.mark.parametrize("setting", ["model", "start_from", "compressed", "reference"])
 def test_a_job_does_not_replace_the_manifest_of_the_run_that_it_reads(setting, tmp_path):
     with runs.start("compress", MLP, tmp_path):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chop.base.files.library_errors import library_errors
-from chop.base.files.reading import require_file
+from chop.base.files.reading import POINTER, require_file
 from chop.base.hub import cache_folder
 from chop.base.notices import assume, at_level
 from chop.data.cells import TEXTS, is_quoted_number
@@ -81,7 +81,7 @@ FILE_STARTS = {
     b"\xff\xd8\xff": "an image (.jpg)",
     b"\x89HDF": "an HDF5 file (.h5)",
     b"SQLite format 3": "an SQLite database (.db)",
-    b"version https://git-lfs": "the pointer of a Git LFS file, which git lfs pull replaces",
+    POINTER: "the pointer of a Git LFS file, which git lfs pull replaces",
 }
 """First bytes of files whose name hides their format, with the format."""
 PAGE_STARTS = {b"<!DOCTYPE": "a web page (.html)", b"<html": "a web page (.html)"}

@@ -384,6 +384,8 @@ def _missing_error(name: str, what: str, hint: str = "") -> UnavailableError:
     where = "there" if Path(name).is_dir() else "in a local folder, in the hub cache or on the hub"
     reach = "" if hub_is_reachable() or Path(name).is_dir() else " (the hub cannot be reached)"
     file, _, named = name.rpartition(":")
+    if not file:  # as in an import: package.net.Net
+        file, _, named = name.replace(".", "/").rpartition("/")
     if Path(f"{file}.py").is_file():
         hint = f"did you mean '{file}.py:{named}'?"
     is_plain = TIMM_NAME.fullmatch(name) and not Path(name).is_dir()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import importlib.util
 import inspect
+import linecache
 import re
 import sys
 import traceback
@@ -31,6 +33,10 @@ SOURCE = "__chop_source__"
 """Attribute of an executed module: its file and source text."""
 MAKES_NAMES = re.compile(rb"__getattr__|globals\(\)|setattr|exec\(")
 """Code by which a file can define names dynamically."""
+ARGUMENTS_ADVICE = (
+    " It reads the command line, which has the arguments of chop: put that below "
+    "if __name__ == '__main__'."
+)
 CLASSES = ("num_classes", "num_labels")
 """Class-count arguments of model classes, filled from the data."""
 
@@ -254,16 +260,18 @@ def reason_of_user_code(error: BaseException, path: Path) -> str:
         error: exception with its traceback.
         path: file of the user's code; files next to it and below count as the user's too.
     """
-    folder, place = path.parent.absolute(), ""
+    folder, place, source, has_parser = path.parent.absolute(), "", "", False
     for frame, line in traceback.walk_tb(error.__traceback__):
         file = Path(frame.f_code.co_filename)
+        has_parser |= file == Path(argparse.__file__)
         is_own = file.is_relative_to(folder) and not file.is_relative_to(PACKAGE)
         if is_own and "site-packages" not in file.parts:
             of = "" if file == path.absolute() else f" of '{file.relative_to(folder)}'"
-            name = frame.f_code.co_qualname
+            name, source = frame.f_code.co_qualname, linecache.getline(str(file), line)
             place = f"line {line}{of}{f', in {name},' if name != '<module>' else ''} raises "
     message = f": {shorten(' '.join(str(error).split()))}" if str(error) else ""
-    return f"{place}{type(error).__name__}{message}".removesuffix(".") + "."
+    reason = f"{place}{type(error).__name__}{message}".removesuffix(".") + "."
+    return reason + (ARGUMENTS_ADVICE if has_parser or "sys.argv" in source else "")
 
 
 def _arguments(build: Callable[..., Any], name: str, num_labels: int | None) -> dict[str, int]:

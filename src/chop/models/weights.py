@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,6 +29,8 @@ LoadType = Literal["mz", "pt", "pl"]
 NESTED = ("state_dict", "model")
 """Keys under which training scripts store the tensors in a larger file."""
 NO_CODE = "expected only tensors, as written by torch.save(model.state_dict(), ...) or safetensors"
+DICTIONARY = b"\x80\x02}"
+"""First bytes of a dictionary in the pickle protocol of `torch.save`."""
 READ_TWICE = 2**28
 """Maximum bytes of a weight file that is also checked before the data are read."""
 MAX_NAMES = 5
@@ -215,7 +218,7 @@ def _read(path: Path) -> Any:
                 "download it again."
             ) from error
         raise CheckpointError(
-            f"'{path}' contains no readable weights: {NO_CODE}{_describe_object(error)}."
+            f"'{path}' contains no readable weights: {NO_CODE}{_describe_object(error, path)}."
         ) from error
 
 
@@ -223,10 +226,31 @@ def _whole(stored: Stored) -> tuple[slice, ...]:
     return tuple(slice(0, size) for size in stored.shape)
 
 
-def _describe_object(error: Exception) -> str:
+def _describe_object(error: Exception, path: Path) -> str:
     """Describes an object in a file that is not a tensor; "" if torch does not name it."""
     text = str(error)
     named = re.search(r"GLOBAL (\S+) was not an allowed", text)
-    if named is not None:
+    if named is None:
+        return "; it is a TorchScript program" if "TorchScript archive" in text else ""
+    key = _key_of_weights(path)
+    if key is None:
         return f"; it names '{named[1]}', which is code, as written by torch.save(model, ...)"
-    return "; it is a TorchScript program" if "TorchScript archive" in text else ""
+    return (
+        f"; it is a dictionary with an object that is not a tensor, '{named[1]}'. If you trust the "
+        "file, load it with checkpoint = torch.load(..., weights_only=False), and save its weights "
+        f"by themselves: torch.save(checkpoint[{key}], ...)"
+    )
+
+
+def _key_of_weights(path: Path) -> str | None:
+    """Returns the usual key of the weights in a pickled dictionary, or None for other objects."""
+    if not zipfile.is_zipfile(path):
+        return None
+    with zipfile.ZipFile(path) as archive:
+        name = next(name for name in archive.namelist() if name.endswith("data.pkl"))
+        content = archive.read(name)
+    if not content.startswith(DICTIONARY):
+        return None
+    # In a pickle, a text of up to 4 GiB is the letter X, its length and its bytes.
+    texts = {key: b"X" + struct.pack("<I", len(key)) + key.encode() for key in NESTED}
+    return next((f"'{key}'" for key, text in texts.items() if text in content), "key")

@@ -35,6 +35,11 @@ IDENTITY = ("model", "dataset")
 """Settings that identify the subject of the results."""
 SOURCES = ("model", "start_from", "weights_from", "compressed", "reference")
 """Settings that can name the folder of another run."""
+NAMES = (
+    *("model.pt", "model.mz", "model.onnx", "result.json"),
+    *("report.html", "table.md", "plan.json"),
+)
+"""Files of jobs in their output folder that the user may have under the same name."""
 
 
 class Run:
@@ -169,7 +174,8 @@ def start(kind: str, settings: Any, folder: str | Path) -> Iterator[Run]:
     Yields: the run, whose `rows` become the manifest's.
     Warns: if the results in the folder are from another job, model or data set.
     Raises:
-        ConfigError: if the job reads the run of another job in the same folder.
+        ConfigError: if the job reads the run of another job in the same folder, or the folder is
+            the user's own: a model, a data set, or files that the job would replace.
         WriteError: if the folder is not writable.
 
     Example:
@@ -200,6 +206,7 @@ def start(kind: str, settings: Any, folder: str | Path) -> Iterator[Run]:
         last_finished=last_finished,
     )
     _check_is_not_read(folder, manifest)
+    _check_is_not_of_user(folder, manifest)
     _warn_about_other_results(folder, manifest)
     manifest = write_manifest(folder / MANIFEST, manifest)
     with recording_writes() as written:
@@ -241,6 +248,25 @@ def _check_is_not_read(folder: Path, manifest: Manifest) -> None:
         raise ConfigError(
             f"--out {folder}: chop {manifest.kind} reads the run of chop {held.kind} in this "
             "folder, and would replace its manifest; use another folder."
+        )
+
+
+def _check_is_not_of_user(folder: Path, manifest: Manifest) -> None:
+    """Raises ConfigError if a folder without a run is an input, or has files of the job's names."""
+    if os.path.lexists(folder / MANIFEST):
+        return
+    for name in (*SOURCES, "dataset", "weights"):
+        given = manifest.settings.get(name)
+        if isinstance(given, str) and Path(given).expanduser().resolve() == folder.resolve():
+            raise ConfigError(
+                f"out: '{folder}' is the folder of the {name.replace('_', ' ')}, and results do "
+                "not belong there: choose another folder."
+            )
+    own = next((folder / name for name in NAMES if os.path.lexists(folder / name)), None)
+    if own is not None:
+        raise ConfigError(
+            f"out: '{folder}' has files of its own, such as {own}, which would be replaced: "
+            "choose another folder."
         )
 
 

@@ -47,6 +47,8 @@ BOUNDS: Mapping[str, int | None] = {
 }
 """Maximum size in bytes by kind of file; None for files mapped or read in parts.
 """
+POINTER = b"version https://git-lfs"
+"""First bytes of the text that a clone without Git LFS has in place of a large file."""
 
 
 class NotReadableError(ConfigError):

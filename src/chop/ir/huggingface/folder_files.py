@@ -8,7 +8,7 @@ from pathlib import Path
 
 from chop.base.files.documents import read_json
 from chop.base.files.library_errors import library_errors
-from chop.base.files.reading import require_file
+from chop.base.files.reading import POINTER, open_regular
 from chop.errors import CheckpointError
 from chop.ir.storage.torch_file import check_torch_file
 
@@ -37,15 +37,21 @@ def check_folder_files(folder: Path) -> None:
     """Checks that files which a library may open are regular and within their size limits.
 
     Raises:
-        CheckpointError: if such a file is a pipe, socket or device, is larger than its kind allows,
-            unpacks to more than its size, or is an index of files elsewhere.
+        CheckpointError: if such a file is a pipe, socket, device or pointer of Git LFS, is larger
+            than its kind allows, unpacks to more than its size, or is an index of files elsewhere.
     """
     for path in sorted(folder.iterdir()):
         kind = next((kind for name, kind in KINDS.items() if fnmatch(path.name, name)), None)
         if kind is None or path.is_dir():
             continue
         with library_errors(path):
-            require_file(path, kind)
+            with open_regular(path, kind) as file:
+                is_pointer = file.read(len(POINTER)) == POINTER
+            if is_pointer:
+                raise CheckpointError(
+                    f"'{path}' is a pointer of Git LFS, not the file: run git lfs pull in the "
+                    "folder, or fetch the folder again."
+                )
             if path.suffix == PICKLED:
                 check_torch_file(path)
         if kind == "index":
