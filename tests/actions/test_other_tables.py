@@ -106,6 +106,24 @@ def test_classes_that_a_run_does_not_have_are_refused(home, monkeypatch, table, 
         load_judged(EvaluateConfig("runs/own", dataset=f"{table}.csv"))
 
 
+def test_prices_as_labels_of_a_run_with_classes_are_refused(home, monkeypatch, tmp_path):
+    monkeypatch.chdir(home)
+    prices = write(tmp_path / "price.csv", ["a", "b", "label"], [(a, b, a + 0.5) for a, b in ROWS])
+    message = "task of .*own' is classification, and the labels of .*price.csv' .* of regression"
+    with trust_code(), pytest.raises(ConfigError, match=message):
+        load_judged(EvaluateConfig("runs/own", dataset=prices))
+
+
+def test_classes_as_labels_of_a_regression_are_refused(home, monkeypatch, tmp_path):
+    shutil.copytree(home, tmp_path / "copy")
+    monkeypatch.chdir(tmp_path / "copy")
+    path = Path("runs/own/result.json")
+    path.write_text(path.read_text().replace('"task": "classification"', '"task": "regression"'))
+    message = "is regression, and the labels of 'order.csv' are those of classification"
+    with trust_code(), pytest.raises(ConfigError, match=message):
+        load_judged(EvaluateConfig("runs/own", dataset="order.csv"))
+
+
 def test_the_order_of_classes_is_reported_for_runs_without_their_names(home, monkeypatch, tmp_path):
     monkeypatch.chdir(home)
     shutil.copytree("runs/own", tmp_path / "own")

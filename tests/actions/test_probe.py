@@ -1,5 +1,7 @@
 """A model that cannot take its rows is one sentence, before anything is trained or captured."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -105,6 +107,19 @@ def test_the_home_folder_is_put_in_for_its_mark(name, config, tmp_path, monkeypa
 def test_one_column_for_texts_and_labels_is_refused(config):
     with pytest.raises(ConfigError, match="'a' is also the label_column"):
         config("a", text_column="a", label_column="a")
+
+
+@pytest.mark.parametrize("header", ["text,label", "text,kind"])
+def test_swapped_columns_of_texts_and_labels_are_named(header, config, tmp_path):
+    lines = [f"film number {i},{('bad', 'good')[i % 2]}" for i in range(20)]
+    (tmp_path / "a.csv").write_text("\n".join([header, *lines]))
+    text, label = header.split(",")
+    given = config(f"{tmp_path}/net.py:Net", text_column=label, label_column=text)
+    way_out = f"'text' has 16 .* '{label}' 2; use --text-column text --label-column {label}"
+    with pytest.raises(ConfigError, match=f"seem to be swapped: {way_out}"):
+        load_workload(given)
+    with pytest.raises(ConfigError, match="needs --tokenizer"):  # its own model
+        load_workload(replace(given, text_column=text, label_column=label))
 
 
 def test_columns_that_differ_by_case_or_blanks_are_the_inputs(config, tmp_path):

@@ -13,7 +13,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from chop import MaseGraph
 from chop.distributed import process
 from chop.distributed.apply import shard_graph
-from chop.distributed.builtin_plans import PLANS, megatron_plan, replicate_plan, rows_plan
+from chop.distributed.builtin_plans import (
+    PLANS,
+    find_plan,
+    megatron_plan,
+    replicate_plan,
+    rows_plan,
+)
 from chop.errors import PlanError
 from tests.distributed import cluster
 from tests.distributed.graphs import MODELS, graph_of, list_inputs
@@ -71,6 +77,25 @@ def test_rows_cut_each_matrix_that_divides():
     # Two classes do not divide by four.
     assert "classifier.weight" not in rows_plan(mg, (4,)).parameters
     assert rows_plan(mg, (2, 2)).parameters["classifier.weight"] == ("R", "S0")
+
+
+@pytest.mark.parametrize(
+    ("net", "name", "message"),
+    [
+        (
+            nn.Sequential(nn.Linear(4, 2)),
+            "rows",
+            "sizes 2, 4, which 3 processes cannot share evenly",
+        ),
+        (nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), "megatron", "2, 4, 8, which"),
+        (nn.Sequential(nn.Linear(3, 6)), "megatron", "no layers of the kind"),
+    ],
+)
+def test_a_plan_that_shards_nothing_is_refused_with_the_reason(net, name, message):
+    mg = MaseGraph(net)
+    with pytest.raises(PlanError, match=f"plan '{name}' shards nothing: .*{message}"):
+        find_plan(name, mg, 3)
+    assert find_plan("replicate", mg, 3).parameters == {}
 
 
 def test_replicated_is_replicated():

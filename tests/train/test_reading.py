@@ -240,3 +240,10 @@ def test_a_loader_of_several_inputs_and_several_outputs(size):
 def test_nested_inputs_that_are_no_columns(rows, message):
     with pytest.raises(ConfigError, match=message):
         read_columns(rows)
+
+
+def test_a_frame_without_labels_names_the_pair_that_works():
+    frame = pd.DataFrame({"a": [1.0, 0.0], "b": [0.0, 1.0], "y": [0, 1]})
+    with pytest.raises(ConfigError, match=r"such as \(frame\[inputs\], frame\['y'\]\) for labels"):
+        evaluate(nn.Identity(), frame)
+    assert evaluate(nn.Identity(), (frame[["a", "b"]], frame["y"])) == 1.0

@@ -13,10 +13,12 @@ from chop.captured.specs import TensorSpec
 from chop.distributed.placements import REPLICATED, sharded
 from chop.distributed.plan import Placements, ShardingPlan, format_mesh, named_tensors, parse_mesh
 from chop.distributed.products import Product, list_products, placements
-from chop.errors import PlanError, did_you_mean
+from chop.errors import PlanError, did_you_mean, enumerate_names
 from chop.ir.graph import MaseGraph
 from chop.ir.ops import Kind
 
+NAMED_SIZES = 4
+"""Maximum number of sizes in a message."""
 PlanMaker = Callable[[MaseGraph, tuple[int, ...]], ShardingPlan]
 
 
@@ -119,11 +121,15 @@ def find_plan(
         other_names: names that the caller accepts in addition, for the message.
 
     Raises:
-        PlanError: if the plan or file does not exist, is invalid, or has another mesh.
+        PlanError: if the plan or file does not exist, is invalid, or has another mesh, or if a plan
+            by name shards nothing although it should.
     """
     wanted = None if mesh is None else parse_mesh(mesh)
     if isinstance(given, str) and given in PLANS:
-        return PLANS[given](mg, wanted or (processes,))
+        plan = PLANS[given](mg, wanted or (processes,))
+        if PLANS[given] in (rows_plan, megatron_plan):
+            _check_shards(plan, mg)
+        return plan
     if isinstance(given, Mapping):
         given = ShardingPlan.from_json(given)
     elif not isinstance(given, ShardingPlan):
@@ -138,6 +144,22 @@ def find_plan(
             f"the plan is for a mesh of {format_mesh(given.mesh)}, expected {format_mesh(wanted)}."
         )
     return given
+
+
+def _check_shards(plan: ShardingPlan, mg: MaseGraph) -> None:
+    """Raises PlanError if a plan for several processes shards no parameter."""
+    count, products = plan.mesh[-1], list_products(mg)
+    if plan.parameters or count == 1:
+        return
+    reason = "the model has no layers of the kind that it shards; plan 'data' shards the inputs."
+    if products and not any(each.columns(count) or each.rows(count) for each in products):
+        sizes = sorted({size for each in products for size in (each.outputs, each.inputs)})
+        named = enumerate_names([*map(str, sizes)], NAMED_SIZES)
+        reason = (
+            f"the model's matrices have the sizes {named}, which "
+            f"{count} processes cannot share evenly; the last axis of the mesh has to divide them."
+        )
+    raise PlanError(f"plan '{plan.name}' shards nothing: {reason}")
 
 
 class _Draft:

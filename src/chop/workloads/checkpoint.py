@@ -48,7 +48,7 @@ from chop.train.tasks import JUDGED_TASK, MULTILABEL, check_is_clear
 from chop.workloads.pictures import SETTINGS, get_preprocessing, reduces_labels
 
 if TYPE_CHECKING:
-    from datasets import DatasetDict
+    from datasets import Dataset, DatasetDict
 
     from chop.workloads.settings import WorkloadConfig
 
@@ -124,6 +124,11 @@ def load_checkpoint(
     return model, data, task if config.task else JUDGED_TASK, columns, classes
 
 
+def infer_task(config: WorkloadConfig) -> Task:
+    """Returns the task of the data in the settings, from their labels unless a task is set."""
+    return _get_task(config, _load_data(config))
+
+
 def tokenizer_name(config: WorkloadConfig) -> str:
     """Returns the tokenizer in the settings. Default: the model's own, not a built-in one."""
     if config.tokenizer is not None:
@@ -163,6 +168,7 @@ def _load_data(config: WorkloadConfig) -> DatasetDict:
         )
     data = load_dataset(config.dataset, limit=limit, label=config.label_column, labeled=labeled)
     data = with_plain_cells(data)
+    _check_not_swapped(config, data["train"])
     names = data["train"].column_names
     for name in () if requested is None else requested.parts:
         check_known(name, names, f"data set '{config.dataset}': no label column")
@@ -176,6 +182,28 @@ def _load_data(config: WorkloadConfig) -> DatasetDict:
             f"'{config.label_column or names[0]}'; --label-column names another."
         )
     return data
+
+
+def _check_not_swapped(config: WorkloadConfig, rows: Dataset) -> None:
+    """Raises ConfigError if most labels are different texts, and the texts are few."""
+    text, label = config.text_column, config.label_column
+    column = label_column(rows.column_names)
+    if (
+        text is None
+        or label is None
+        or getattr(rows.features.get(column), "dtype", "") not in TEXTS
+    ):
+        return
+    labels = len(rows.unique(column))
+    if 2 * labels <= len(rows):
+        return
+    whole = load_dataset(config.dataset, limit=config.limit, labeled=False)["train"]
+    if text in whole.column_names and 2 * (texts := len({*map(str, whole[text])})) <= labels:
+        raise ConfigError(
+            f"text_column and label_column seem to be swapped: '{label}' has {labels} different "
+            f"texts in {len(rows)} rows, and '{text}' {texts}; use --text-column {label} "
+            f"--label-column {text}."
+        )
 
 
 def _architecture(name: str) -> str:

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import nn
 
 import chop
-from chop.actions.compress.doubts import note_doubts, note_large_drop
+from chop.actions.compress.doubts import note_doubts, note_large_drop, note_test_drop
 from chop.actions.compress.job import CompressConfig, compress
 from chop.actions.compress.table import Candidate, Row
 from chop.actions.emit.lower import LowerConfig, lower
@@ -229,6 +229,37 @@ def test_a_sweep_whose_training_changed_nothing_says_so(after, is_idle):
     with collected_assumptions() as assumed:
         note_idle_training(rows, ("PTQ", "QAT"), "accuracy", "qat")
     assert ["all 2 points below float" in each.text for each in assumed] == [True] * is_idle
+
+
+@pytest.mark.parametrize(
+    ("test", "drop", "is_noted"),
+    [
+        ((0.54, 0.44, 0.63), 0.01, True),
+        ((0.9, 0.85, 0.961), 0.01, False),
+        ((0.54, 0.44, 0.63), 0.4, 0),
+    ],
+    ids=["beyond", "within its interval", "allowed"],
+)
+def test_a_drop_on_test_rows_alone_is_reported(test, drop, is_noted):
+    x, y = torch.randn(20, 4), torch.arange(20) % 2
+    workload = Workload.of(nn.Sequential(nn.Linear(4, 2)), (x, y), (x, y))
+    scores = (0.97, 0.9, 0.99)
+    with collected_assumptions() as found:
+        note_test_drop(
+            candidate("PTQ", scores, test), candidate("float", scores, scores), workload, drop
+        )
+    message = "test rows 8.auto (PTQ) loses 43.00 percentage points, more than the 1.00 percentage"
+    assert [message in each.text for each in found] == [True] * is_noted
+
+
+def test_a_saved_model_that_fails_on_test_rows_is_reported(files):
+    x = torch.randn(400, 4)
+    y = (x[:, 0] > x[:, 1]).long()
+    fit(model := nn.Linear(4, 2), (x, y), epochs=30, lr=5e-2)
+    far = x[300:] * 300 + torch.tensor([3e4, 3e4, 0, 0])
+    run = chop.compress(nn.Sequential(model), (x[:300], y[:300]), test=(far, y[300:]), **QUICK)
+    noted = [text for text in run.result["assumptions"] if "although it passed on" in text]
+    assert run.result["saved"] and len(noted) == 1
 
 
 def test_lower_is_better_for_errors():

@@ -46,6 +46,28 @@ def note_doubts(candidates: Sequence[Candidate], workload: Workload) -> None:
             assume(text)
 
 
+def note_test_drop(
+    chosen: Candidate, exact: Candidate, workload: Workload, max_drop: float
+) -> None:
+    """Records that the chosen format loses more than `max_drop` on test rows, beyond its interval.
+
+    It was chosen on validation rows, so test rows of another distribution can lose far more.
+    """
+    metric, interval = workload.task.metric, chosen.scores["test"].interval
+    if interval is None:
+        return
+    reference = exact.scores["test"]
+    best = interval[1 if metric.higher_is_better else 0]
+    if not metric.within(best, reference.value, max_drop):
+        name = workload.get_name("test")
+        lost = metric.format_loss(chosen.scores["test"].value, reference.value)
+        assume(
+            f"On {name} rows {chosen.row.format} ({chosen.row.method}) loses {lost}, more than the "
+            f"{metric.format_drop(max_drop)} of --max-drop, although it passed on validation rows. "
+            f"Check that the {name} rows are prepared like the training rows."
+        )
+
+
 def _about_splits(exact: Candidate, workload: Workload) -> str:
     chosen, tested = exact.scores["validation"], exact.scores["test"]
     if not _is_beyond(chosen, tested, metric := workload.task.metric) and not _is_beyond(

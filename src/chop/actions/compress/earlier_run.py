@@ -112,12 +112,17 @@ def _is_same(function: str | None, other: str) -> bool:
 
 def _judge_of_program(folder: Path) -> str | None:
     """Returns the name of the Python function that judged the run, from its results, or None."""
+    metric = read_result(folder, "metric")
+    return metric.get("evaluate") if isinstance(metric, dict) else None
+
+
+def read_result(folder: Path, key: str) -> Any:
+    """Returns an entry of a run's `result.json`, or None."""
     path = latest(folder / "result.json")
     if not path.is_file():
         return None
     with library_errors(path, error=CheckpointError):
-        metric = read_json(path, "result").get("metric")
-    return metric.get("evaluate") if isinstance(metric, dict) else None
+        return read_json(path, "result").get(key)
 
 
 C = TypeVar("C", bound=WorkloadConfig)

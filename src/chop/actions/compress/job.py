@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Protocol, Self
 
+from chop.actions.compress.doubts import note_test_drop
 from chop.actions.compress.measure import Measured
 from chop.actions.compress.report import about_rows, build_report
 from chop.actions.compress.saving import MODEL_FILES
@@ -117,8 +118,10 @@ def _compress(_: CompressConfig, subject: Subject, output: Output) -> Report[dic
         Note(about_rows(workload, exact.scores["test"])),
         Note(measurement.note, is_written=False),
     )
-    report = build_report(candidates, measured, workload, config)
     chosen = _smallest(quantized, exact, config.max_drop, metric)
+    if chosen is not None:
+        note_test_drop(chosen, exact, workload, config.max_drop)
+    report = build_report(candidates, measured, workload, config)
     nearest = max(quantized, key=lambda c: metric.key(c.row.validation))
     if chosen is None and not subject.saves_all:
         closing = [_nothing_within(nearest, exact, config, metric)]

@@ -16,6 +16,7 @@ from chop.actions.compress.earlier_run import (
     compressed_run,
     judged_settings_of_run,
     no_model,
+    read_result,
 )
 from chop.actions.evaluate.settings import EvaluateConfig
 from chop.base.notices import assume
@@ -29,15 +30,16 @@ from chop.ir.storage.checkpoint import FILE_IN_RUN, find_checkpoint
 from chop.models import builtin_model, is_own, load_model, read_config
 from chop.models.load import continues_texts
 from chop.models.own import describe_drawn_weights
-from chop.train import CAUSAL_LM, VALIDATION_SHARE, load_trained
+from chop.train import CAUSAL_LM, VALIDATION_SHARE, Task, load_trained
 from chop.train.model_io import read_answers
-from chop.workloads.checkpoint import tokenizer_name
+from chop.workloads.checkpoint import infer_task, tokenizer_name
 from chop.workloads.load import load_workload
 from chop.workloads.probe import check_forward, check_weights
 from chop.workloads.settings import JudgedWorkloadConfig, WorkloadConfig
 from chop.workloads.workload import Workload
 
 STORIES = "stories"
+REGRESSION = "regression"
 COLUMNS = ("text_column", "label_column", "input_columns", "class_names")
 """Settings that name the columns of a table, or its classes."""
 
@@ -76,7 +78,14 @@ def load_judged(config: EvaluateConfig) -> Judged:
     """
     run, checkpoint = find_run(config.model), find_checkpoint(config.model)
     settings = _settings(config, run, checkpoint)
-    workload = load_workload(settings)
+    try:
+        workload = load_workload(settings)
+    except ConfigError:
+        if run is not None and config.dataset is not None:
+            _check_labels(run, settings, infer_task(settings))
+        raise
+    if run is not None and config.dataset is not None:
+        _check_labels(run, settings, workload.task)
     check_weights(workload.model)
     if run is not None and config.dataset is not None and settings.class_names is None:
         _assume_order(config.model, workload)
@@ -95,6 +104,19 @@ def load_judged(config: EvaluateConfig) -> Judged:
     judged = Judged(model.to(workload.device).eval(), reference, name, workload, tokenizer)
     _check_comparable(config, judged)
     return judged
+
+
+def _check_labels(run: CompressedRun, settings: WorkloadConfig, other: Task) -> None:
+    """Raises ConfigError for numbers as labels if the run has classes, and the reverse."""
+    task = read_result(run.folder, "task")
+    if task is None or settings.own_functions.evaluate is not None:
+        return
+    if (task == REGRESSION) != (other.name == REGRESSION):
+        raise ConfigError(
+            f"dataset: the task of '{run.folder}' is {task}, and the labels of "
+            f"'{settings.dataset}' are those of {other.name}: expected labels as in the run; "
+            "--label-column names another column."
+        )
 
 
 def _assume_order(run: str, workload: Workload) -> None:

@@ -84,9 +84,10 @@ def read_columns(dataset: Any, outputs: Sequence[str] = ()) -> dict[str, Column]
                     "the labels. Running text needs no labels with --task causal-lm."
                 )
             raise NoLabelsError(
-                "expected a frame with a column 'labels' or 'label', or (frame, labels), got the "
-                f"columns {enumerate_names(list(map(repr, dataset.columns)), MOST_NAMES)}; "
-                "chop.compress also takes label_column=."
+                "expected a frame with a column 'labels' or 'label', or a pair such as "
+                "(frame[inputs], frame['y']) for labels in a column 'y', got the columns "
+                f"{enumerate_names(list(map(repr, dataset.columns)), MOST_NAMES)}; instead of the "
+                "pair, chop.compress also takes label_column='y'."
             )
         return _from_arrays(split_frame(dataset))
     if _is_named_pair(dataset):
