@@ -124,7 +124,7 @@ def load_checkpoint(
     return model, data, task if config.task else JUDGED_TASK, columns, classes
 
 
-def infer_task(config: WorkloadConfig) -> Task:
+def get_data_task(config: WorkloadConfig) -> Task:
     """Returns the task of the data in the settings, from their labels unless a task is set."""
     return _get_task(config, _load_data(config))
 

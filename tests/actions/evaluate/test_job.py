@@ -341,6 +341,8 @@ def test_a_run_knows_its_float_model_and_data(tmp_path):
     (row,) = [x for x in runs.read_manifest(tmp_path / "run").rows if x["method"] == "PTQ"]
     assert found.rows.own.value == pytest.approx(row["accuracy"])
     assert found.rows.flips.value >= 0 and found.rows.answers == found.rows.rows
+    with pytest.raises(ConfigError, match="built-in model 'mlp' is trained on 'digits', not on"):
+        evaluate(EvaluateConfig(str(tmp_path / "run"), dataset="reviews", out=tmp_path / "out"))
 
 
 @pytest.mark.long

@@ -32,7 +32,7 @@ from chop.models.load import continues_texts
 from chop.models.own import describe_drawn_weights
 from chop.train import CAUSAL_LM, VALIDATION_SHARE, Task, load_trained
 from chop.train.model_io import read_answers
-from chop.workloads.checkpoint import infer_task, tokenizer_name
+from chop.workloads.checkpoint import get_data_task, tokenizer_name
 from chop.workloads.load import load_workload
 from chop.workloads.probe import check_forward, check_weights
 from chop.workloads.settings import JudgedWorkloadConfig, WorkloadConfig
@@ -78,13 +78,14 @@ def load_judged(config: EvaluateConfig) -> Judged:
     """
     run, checkpoint = find_run(config.model), find_checkpoint(config.model)
     settings = _settings(config, run, checkpoint)
+    has_other_data = config.dataset is not None and builtin_model(settings.model) is None
     try:
         workload = load_workload(settings)
     except ConfigError:
-        if run is not None and config.dataset is not None:
-            _check_labels(run, settings, infer_task(settings))
+        if run is not None and has_other_data:
+            _check_labels(run, settings, get_data_task(settings))
         raise
-    if run is not None and config.dataset is not None:
+    if run is not None and has_other_data:
         _check_labels(run, settings, workload.task)
     check_weights(workload.model)
     if run is not None and config.dataset is not None and settings.class_names is None:
