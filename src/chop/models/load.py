@@ -319,7 +319,8 @@ def read_config(name: str, num_labels: int | None = None) -> PreTrainedConfig:
         return _read_gguf_config(place, num_labels)
     if ".py:" in name:
         raise ConfigError(f"model '{name}': expected a class or function, such as net.py:Net.")
-    if (checkpoint := Path(name).with_suffix("")).with_suffix(".mz").is_file():
+    checkpoint = name.removesuffix(".pt").removesuffix(".mz")
+    if Path(f"{checkpoint}.mz").is_file():
         raise ConfigError(
             f"model '{name}' is a checkpoint of chop: load it with "
             f"MaseGraph.from_checkpoint('{checkpoint}')."

@@ -192,7 +192,7 @@ def _way_out(workload: Workload, config: WorkloadConfig) -> str:
     if drawn and config.weights is None and not config.train_epochs:
         return (
             f"No --weights were given, so {drawn} Give --weights FILE, or train it "
-            "(--train-epochs, in Python chop.train.fit); --force continues."
+            "(--train-epochs); --force continues. In Python, chop.train.fit trains it."
         )
     scaling = " (--pixel-mean, --pixel-std)" if "pixel_values" in workload.test.columns else ""
     rare, metric = "", workload.task.metric
@@ -213,6 +213,6 @@ def _way_out(workload: Workload, config: WorkloadConfig) -> str:
     longer = " longer" * bool(config.train_epochs)
     return rare + (
         f"Check the weights, the labels and the preprocessing{scaling}, provide more rows, or "
-        f"train the model{longer} (--train-epochs, in Python chop.train.fit); --force continues."
-        + in_words(workload.assumptions)
+        f"train the model{longer} (--train-epochs); --force continues. In Python, chop.train.fit "
+        "trains it." + in_words(workload.assumptions)
     )

@@ -117,7 +117,7 @@ def test_a_model_that_knows_nothing_is_refused_and_one_that_knows_is_not(kind, m
 def test_what_was_assumed_of_the_inputs_is_the_first_suspicion():
     workload = workload_of("classification", scale=0.0)
     assumed = [Assumption("column 'city' is not used"), Assumption("split off", SPLIT_OFF)]
-    with pytest.raises(ConfigError, match=r"continues. Assumed: column 'city' is not used.$"):
+    with pytest.raises(ConfigError, match=r"trains it. Assumed: column 'city' is not used.$"):
         check_float_model(replace(workload, assumptions=assumed), LowerConfig())
 
 

@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from chop import runs
 from chop.actions.bench import ways
 from chop.actions.compress import report as compress_results
 from chop.actions.compress.job import CompressConfig, compress
@@ -59,7 +60,8 @@ def test_verdict_three_points_and_the_page_are_last(run, tmp_path):
 
 
 def test_where_a_format_has_no_integers_in_onnx_there_is_no_file_and_a_sentence(run, tmp_path):
-    (tmp_path / "model.onnx").touch()  # of an earlier run
+    with runs.start("compress", {}, tmp_path):
+        (tmp_path / "model.onnx").touch()  # of an earlier run
     result, (verdict, files, speed, use, _) = run(formats=("mxint",))
     assert result["onnx"] is None and not (tmp_path / "model.onnx").exists()
     assert result["why_no_onnx"].startswith("ONNX has no integer form of mxint")
