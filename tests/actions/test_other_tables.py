@@ -114,14 +114,23 @@ def test_prices_as_labels_of_a_run_with_classes_are_refused(home, monkeypatch, t
         load_judged(EvaluateConfig("runs/own", dataset=prices))
 
 
-def test_classes_as_labels_of_a_regression_are_refused(home, monkeypatch, tmp_path):
-    shutil.copytree(home, tmp_path / "copy")
-    monkeypatch.chdir(tmp_path / "copy")
-    path = Path("runs/own/result.json")
-    path.write_text(path.read_text().replace('"task": "classification"', '"task": "regression"'))
-    message = "is regression, and the labels of 'order.csv' are those of classification"
-    with trust_code(), pytest.raises(ConfigError, match=message):
-        load_judged(EvaluateConfig("runs/own", dataset="order.csv"))
+def test_whole_numbers_are_numbers_for_a_run_of_regression(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sum.py").write_text(
+        "import torch\n"
+        "class Sum(torch.nn.Sequential):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(torch.nn.Linear(2, 1))\n"
+        "        torch.nn.init.ones_(self[0].weight), torch.nn.init.zeros_(self[0].bias)\n"
+    )
+    columns = ["a", "b", "label"]
+    given = write(tmp_path / "train.csv", columns, [(a, b, a + b) for a, b in ROWS])
+    whole = write(tmp_path / "whole.csv", columns, [(i, 0, i) for i in range(3)] * 20)
+    with trust_code():
+        settings = {"dataset": given, "formats": ("8.auto",), "out": tmp_path / "run"}
+        compress(CompressConfig("sum.py:Sum", **settings, qat_epochs=0, bench_seconds=0))
+        judged = load_judged(EvaluateConfig("run", dataset=whole))
+    assert judged.workload.task.name == "regression"
 
 
 def test_the_order_of_classes_is_reported_for_runs_without_their_names(home, monkeypatch, tmp_path):

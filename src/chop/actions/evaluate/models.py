@@ -108,11 +108,11 @@ def load_judged(config: EvaluateConfig) -> Judged:
 
 
 def _check_labels(run: CompressedRun, settings: WorkloadConfig, other: Task) -> None:
-    """Raises ConfigError for numbers as labels if the run has classes, and the reverse."""
+    """Raises ConfigError for numbers as labels if the run has classes."""
     task = read_result(run.folder, "task")
     if task is None or settings.own_functions.evaluate is not None:
         return
-    if (task == REGRESSION) != (other.name == REGRESSION):
+    if task != REGRESSION and other.name == REGRESSION:
         raise ConfigError(
             f"dataset: the task of '{run.folder}' is {task}, and the labels of "
             f"'{settings.dataset}' are those of {other.name}: expected labels as in the run; "
@@ -167,6 +167,8 @@ def _settings(
     if config.lower_is_better:  # otherwise the run's own setting applies
         given["lower_is_better"] = True
     if run is not None:
+        if read_result(run.folder, "task") == REGRESSION:  # whole numbers would be classes
+            given["task"] = REGRESSION
         # The folder of a run has the model that was fine-tuned before it.
         named = "" if config.reference is None else f" --reference {config.reference}"
         command = f"chop evaluate {shlex.quote(config.model)}{named}"
