@@ -111,8 +111,8 @@ def test_sweeps_name_the_metric(line, language, tmp_path):
 def test_one_training_row_is_one_sentence_where_validation_rows_are_a_share_of_them(line, tmp_path):
     model, (x, y), test = line
     workload = Workload.of(model, (x[:1], y[:1]), test)
-    told = r"got 1 training row, .* at least two \(.*\), or a validation split"
-    with pytest.raises(ConfigError, match=told):
+    message = r"got 1 training row, .* at least two \(.*\), or a validation split"
+    with pytest.raises(ConfigError, match=message):
         compress(settings(tmp_path), workload)
     two = Workload.of(model, (x[:2], y[:2]), test).with_validation()
     assert (len(two.train), len(two.validation)) == (1, 1)

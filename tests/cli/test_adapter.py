@@ -340,9 +340,9 @@ def test_a_folder_in_the_place_of_a_command_is_named(words, capsys, tmp_path, mo
     Path("run").mkdir()
     with pytest.raises(SystemExit) as ended:
         app(words.split(), prog_name="chop")
-    told = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    message = " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert ended.value.code == 2
-    assert "'run' is a file or folder: write a command before it, of" in told
+    assert "'run' is a file or folder: write a command before it, of" in message
 
 
 def test_arguments_are_whole_and_options_are_cut_at_commas(capsys):

@@ -319,8 +319,6 @@ def test_inputs_outside_of_the_range_of_their_format_are_reported(tmp_path, recw
     integer, _ = passes.lower_to_integer_transform_pass(mg, {"batches": given})
     settings = {"project_dir": tmp_path, "top_name": "top", "batches": given}
     passes.emit_cocotb_transform_pass(integer, settings)
-    told = [str(each.message) for each in recwarn if "far outside" in str(each.message)]
-    assert len(told) == 2 * is_outside
-    assert all(
-        "of the input 'input' are far outside" in each and "to 0.99" in each for each in told
-    )
+    texts = [str(each.message) for each in recwarn if "far outside" in str(each.message)]
+    assert len(texts) == 2 * is_outside
+    assert all("of the input 'input' are far outside" in x and "to 0.99" in x for x in texts)

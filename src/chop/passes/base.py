@@ -116,12 +116,7 @@ def graph_pass(
             inplace: bool = False,
             **unknown: Any,
         ) -> tuple[MaseGraph, dict[str, Any]]:
-            if others or unknown:
-                got = ", ".join(unknown) or f"{2 + len(others)} without names"
-                raise ConfigError(
-                    f"{name}: expected a graph and one dictionary of settings, {name}(mg, "
-                    f"{{'{next(iter(unknown), 'key')}': ...}}), got the arguments {got}."
-                )
+            _check_arguments(name, others, unknown)
             if mg is not None and graph is not None and mg is not graph:
                 raise GraphError(f"{name}: mg and graph are two names of one argument; drop one.")
             given = graph if mg is None else mg
@@ -150,6 +145,16 @@ def graph_pass(
         return made
 
     return decorate
+
+
+def _check_arguments(name: str, others: Collection[Any], unknown: Mapping[str, Any]) -> None:
+    """Raises ConfigError for settings that are arguments of their own, without a dictionary."""
+    if others or unknown:
+        got = ", ".join(unknown) or f"{2 + len(others)} without names"
+        raise ConfigError(
+            f"{name}: expected a graph and one dictionary of settings, {name}(mg, "
+            f"{{'{next(iter(unknown), 'key')}': ...}}), got the arguments {got}."
+        )
 
 
 def _as_pass(

@@ -103,8 +103,7 @@ class MaseGraph:
             """Raises AttributeError, with the place of what the model has."""
             is_of_model = not name.startswith("_") and hasattr(self._captured, name)
             hint = f"; use mg.model.{name}" if is_of_model else "; use mg.export" * (name == "save")
-            message = f"a MaseGraph has no attribute '{name}'{hint}"
-            raise AttributeError(message, name=name, obj=self)
+            raise AttributeError(f"a MaseGraph has no attribute '{name}'{hint}", name=name)
 
     def _set_captured(self, model: CapturedModule | None) -> None:
         self._captured = model
