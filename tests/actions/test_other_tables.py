@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from chop.actions.compress.job import compress
 from chop.actions.compress.settings import CompressConfig
@@ -23,6 +24,7 @@ from chop.actions.starting_run import config_of_run
 from chop.base.notices import collected_assumptions
 from chop.base.trust import trust_code
 from chop.data import load_dataset
+from chop.data.tokenizer import STORY_VOCABULARY, get_tokenizer
 from chop.errors import ConfigError
 from chop.workloads.load import load_workload
 from chop.workloads.settings import WorkloadConfig
@@ -131,6 +133,21 @@ def test_whole_numbers_are_numbers_for_a_run_of_regression(monkeypatch, tmp_path
         compress(CompressConfig("sum.py:Sum", **settings, qat_epochs=0, bench_seconds=0))
         judged = load_judged(EvaluateConfig("run", dataset=whole))
     assert judged.workload.task.name == "regression"
+
+
+@pytest.mark.long
+def test_labels_beside_texts_are_not_read_for_a_run_of_a_decoder(tmp_path):
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    config = LlamaConfig(vocab_size=STORY_VOCABULARY, **sizes, num_attention_heads=2)
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "float")
+    get_tokenizer("stories").save_pretrained(tmp_path / "float")
+    (tmp_path / "texts.txt").write_text("once upon a time there was a dog\n" * 40)
+    model, texts, out = (str(tmp_path / each) for each in ("float", "texts.txt", "run"))
+    settings = {"formats": ("mxint",), "out": Path(out), "qat_epochs": 0, "bench_seconds": 0.0}
+    compress(CompressConfig(model, texts, max_length=16, force=True, **settings))
+    rows = write(tmp_path / "rows.csv", ["text", "label"], [("a dog", i % 2) for i in range(20)])
+    judged = load_judged(EvaluateConfig(out, dataset=rows))
+    assert (judged.workload.task.name, type(judged.model)) == ("causal-lm", LlamaForCausalLM)
 
 
 def test_the_order_of_classes_is_reported_for_runs_without_their_names(home, monkeypatch, tmp_path):

@@ -14,9 +14,10 @@ from transformers import (
     RobertaModel,
 )
 
+from chop import MaseGraph
 from chop.base.notices import collected_assumptions
 from chop.errors import ConfigError
-from chop.workloads.checkpoint import check_positions
+from chop.models.positions import check_positions
 
 SIZES = {
     "hidden_size": 8,
@@ -53,6 +54,21 @@ def test_texts_beyond_rotary_positions_are_an_assumption():
         assert not assumed
         check_positions(13, model)
     assert "13 tokens" in assumed[0].text
+
+
+def test_tokens_read_after_a_text_need_positions_as_well():
+    model = BertModel(BertConfig(**WIDE))
+    check_positions(11, model, "prompt", generated=1)
+    with pytest.raises(ConfigError, match="prompt: got 12 tokens and 1 more, .* use at most 11"):
+        check_positions(12, model, "prompt", generated=1)
+
+
+def test_the_graph_of_a_model_has_its_positions():
+    config = BertConfig(**{**WIDE, "vocab_size": 24, "max_position_embeddings": 24})
+    mg = MaseGraph(BertModel(config).eval(), hf_input_names=["input_ids"])
+    check_positions(24, mg.model, "length")
+    with pytest.raises(ConfigError, match="length: got 25 tokens, .* use at most 24"):
+        check_positions(25, mg.model, "length")
 
 
 @pytest.mark.parametrize("config", [{"max_position_embeddings": 4}, None])

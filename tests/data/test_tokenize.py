@@ -5,7 +5,7 @@ from transformers import PreTrainedTokenizerFast
 
 from chop.base.notices import collected_assumptions
 from chop.data import get_tokenized_dataset, get_tokenizer
-from chop.errors import ConfigError, UnavailableError
+from chop.errors import CheckpointError, ConfigError, UnavailableError
 
 
 def splits(**columns):
@@ -98,6 +98,19 @@ def test_conversations_without_a_text_are_refused(case):
 def test_prompts_without_a_completion_are_refused():
     with pytest.raises(ConfigError, match="'prompt' and 'completion': .* got 'b' and None"):
         get_tokenized_dataset(splits(prompt=["a", "b"], completion=["c", None]), "bert-tiny")
+
+
+def test_token_ids_in_place_of_texts_are_for_python():
+    rows = Dataset.from_dict({"input_ids": [[1, 2]] * 4})
+    with pytest.raises(ConfigError, match=r"found .'input_ids'.; .* chop\.compress\(model"):
+        get_tokenized_dataset(DatasetDict(train=rows, test=rows), "gpt-tiny", labeled=False)
+
+
+def test_a_tokenizer_without_its_vocabulary_is_named(tmp_path):
+    get_tokenizer("gpt-tiny").save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointError, match="a tokenizer without a vocabulary, such as tokenize"):
+        get_tokenizer(tmp_path)
 
 
 def test_bad_arguments_are_named():

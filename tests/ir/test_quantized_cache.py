@@ -288,6 +288,27 @@ def test_a_second_text_needs_a_reset():
     assert torch.equal(model.generate(IDS[:1, :6], **greedy), first)
 
 
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mistral"])
+def test_a_text_that_is_read_again_from_the_start_is_refused(name):
+    model = decoder(name)
+    for length in (1, 70):
+        cache = QuantizedCache(model, "mxint4", residual_length=0, sink_length=0)
+        with pytest.raises(ConfigError, match="read again from the start, .* use_cache=True"):
+            model.generate(IDS[:, :length], cache=cache, max_new_tokens=3, use_cache=False)
+
+
+@pytest.mark.parametrize("name", ["llama", "bloom"])
+def test_the_same_tokens_may_come_again_later_in_a_text(name):
+    model = decoder(name)
+    cache = QuantizedCache(model, "float")
+    ids = torch.cat([IDS[:1, :9], IDS[:1, :3], IDS[:1, :20]], dim=1)
+    with torch.no_grad():
+        model(ids[:, :9], cache=cache)
+        model(ids[:, 9:12], cache=cache)
+        found = model(ids[:, 12:], cache=cache).logits[:, -1]
+        torch.testing.assert_close(found, model(ids).logits[:, -1], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.long
 def test_generation_with_padding_beams_and_drafts_is_that_of_rounded_tokens():
     model = decoder("llama")

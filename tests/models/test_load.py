@@ -148,6 +148,10 @@ def test_a_run_with_a_transformers_folder_names_it(tmp_path):
     write_manifest(manifest, Manifest("compress", {}, "finished", "a:1:2"))
     with pytest.raises(ConfigError, match="chop compress .* shows which model it contains"):
         load_checkpoint(config)
+    (tmp_path / "model.mz").touch()
+    write_manifest(manifest, Manifest("compress", {"model": "llama"}, "finished", "a:1:2"))
+    with pytest.raises(ConfigError, match="quantized model in it; pass the float model, llama;"):
+        load_model(str(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,17 @@ from torch import nn
 
 from chop.errors import CheckpointError, ConfigError, GraphError
 from chop.ir.graph import MaseGraph
+from chop.passes.interface.export import export_interface_pass
 from chop.passes.interface.graph_files import (
     load_mase_graph_interface_pass,
     save_mase_graph_interface_pass,
 )
+
+
+def test_the_name_of_a_tokenizer_is_no_tokenizer(tmp_path: Path) -> None:
+    given = {"to": "gguf", "path": tmp_path / "a.gguf", "tokenizer": "llama"}
+    with pytest.raises(ConfigError, match=r"got the name 'llama': pass .*get_tokenizer\('llama'\)"):
+        export_interface_pass(MaseGraph(nn.Linear(2, 2)), given)
 
 
 @pytest.mark.parametrize("wrap", [False, True])

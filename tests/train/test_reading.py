@@ -153,6 +153,9 @@ def test_splits_may_be_of_any_kind():
             Dataset.from_dict({"image": [Image.new("L", (4, 4))], "label": [0]}),
             "column 'image' holds images; set a transform",
         ),
+        ("I like it. It is good", r"got the text 'I like it.*'; tokenize .*dict\(tokenizer\(\["),
+        ("my rows.txt", r"got the name 'my rows.txt'; .*get_tokenized_dataset\(name, tokenizer"),
+        ((["a b", "c d"], [0, 1]), r"got 'a b'; number classes, tokenize .* with their labels"),
         ("rows.npz", r"got the name 'rows.npz'; .*read_csv.*load_dataset, .*\(inputs, labels\)"),
     ],
 )

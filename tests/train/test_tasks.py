@@ -18,6 +18,7 @@ from chop.train import rows as row_module
 from chop.train.calibration import calibration_batches
 from chop.train.rows import rows_per_batch
 from chop.train.tasks import CLASSIFICATION, infer_task
+from tests.export.decoders import decoder
 
 
 def numbers(outputs=1):
@@ -305,6 +306,18 @@ def test_labels_that_are_missing_are_refused_before_the_model_runs(call, labels,
     with pytest.raises(ConfigError, match=message) as caught:
         call(model, {"x": CLASSES["x"], "labels": labels})
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        {"input_ids": torch.ones(4, 1, dtype=torch.long)},
+        {"input_ids": torch.ones(4, 3).long(), "attention_mask": torch.zeros(4, 3).long()},
+    ],
+)
+def test_texts_without_a_token_to_predict_are_refused(rows):
+    with pytest.raises(ConfigError, match="at least two tokens, .* one token, or an att"):
+        evaluate(decoder("Llama"), rows, task="causal-lm")
 
 
 def test_the_row_of_a_missing_label_is_told_of_texts_that_differ_in_length():

@@ -178,9 +178,14 @@ def _text_columns(split: Dataset, wanted: str | None) -> list[str]:
     prompt = PROMPT if {PROMPT, COMPLETION} <= {*names} else None
     first = wanted or next((n for n in known if n in names), prompt)
     if first is None or first not in names:
+        advice = "choose it with --text-column (text_column= in Python)."
+        if "input_ids" in names:
+            advice = (
+                "save the texts, or pass rows of token IDs in Python: chop.compress(model, rows)."
+            )
         raise ConfigError(
             f"no text column: expected {wanted or ' or '.join(TEXT_COLUMNS)}, found {names}; "
-            "choose it with --text-column (text_column= in Python)."
+            f"{advice}"
         )
     second = SECOND_COLUMNS.get(first)
     return [first, second] if second is not None and second in names else [first]

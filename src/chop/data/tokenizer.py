@@ -93,6 +93,11 @@ def builtin_tokenizer(name: object) -> str | None:
     return builtin_name(name, BUILTIN_TOKENIZERS, "tokenizer", _has_tokenizer)
 
 
+def _has_vocabulary(folder: Path) -> bool:
+    patterns = ("tokenizer.json", "*vocab*", "*.model", "*.tiktoken", "*merges*", "*processor*")
+    return any(next(folder.glob(pattern), None) for pattern in patterns)
+
+
 def _has_tokenizer(folder: Path) -> bool:
     return any((folder / file).is_file() for file in FILES)
 
@@ -125,6 +130,11 @@ def _tokenizer_errors(name: str, folder: Path | None) -> Iterator[None]:
         except ChopError:
             raise
         except (OSError, ValueError, KeyError, ImportError) as error:
+            if has_files and folder is not None and not _has_vocabulary(folder):
+                raise CheckpointError(
+                    f"'{name}' has a tokenizer without a vocabulary, such as tokenizer.json: get "
+                    "the folder again, with all files."
+                ) from error
             if has_files and not isinstance(error, FileNotFoundError):
                 raise
             # transformers raises the same classes where there is none

@@ -40,7 +40,7 @@ from chop.ir.huggingface.config_file import (
 from chop.ir.huggingface.folder_files import check_shards
 from chop.ir.huggingface.generation_file import check_generation_config, read_generation_config
 from chop.ir.huggingface.unread import Unread
-from chop.ir.storage.checkpoint import FILE_IN_RUN
+from chop.ir.storage.checkpoint import FILE_IN_RUN, find_checkpoint
 from chop.models.builtin import BUILTIN_MODELS, builtin_model
 from chop.models.own import build_own, is_own
 from chop.models.places import get_place
@@ -275,6 +275,9 @@ def _why_none(folder: Path) -> str:
             return f"chop {kind} wrote it, and its best models in '{folder / 'best'}'; "
         if kind != "compress":
             return f"chop {kind} wrote it; "
+        if find_checkpoint(folder):
+            given = shlex.quote(str(manifest.settings.get("model")))
+            return f"chop compress saved a quantized model in it; pass the float model, {given}; "
     return "its run saved none, or did not finish; "
 
 

@@ -22,6 +22,7 @@ from chop.errors import ConfigError
 from chop.formats import NumberFormat, parse_format_string
 from chop.ir.graph import MaseGraph
 from chop.models import load_model
+from chop.models.positions import check_positions
 from chop.pipelines.packed_weights import pack_weights
 from chop.studies import llama_cpp
 from chop.studies.decoding import FORMATS as MICROSCALING
@@ -180,6 +181,7 @@ def _prompt(model: nn.Module, config: BenchGenerateConfig) -> Tensor:
             f"model '{config.model}': expected a decoder, with generate() and a cache, such "
             f"as gpt-tiny; got a {type(model).__name__}."
         )
+    check_positions(config.prompt, model, "prompt", generated=1)
     vocabulary: int = model.config.get_text_config().vocab_size  # type: ignore[union-attr, operator]
     drawn = torch.Generator().manual_seed(config.seed)
     return torch.randint(vocabulary, (config.batch, config.prompt), generator=drawn).to(

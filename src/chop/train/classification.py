@@ -23,6 +23,7 @@ from chop.nn.quantized.state import SCALE_NAMES
 from chop.train.model_io import LABELS, loss_and_logits
 from chop.train.rows import pad
 from chop.train.tasks import IGNORED, LEAVE_OUT
+from chop.train.token_ids import check_token_ids
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,12 @@ class ClassificationTrainer(Trainer):  # type: ignore[misc]
         """Returns the loss, and with `return_outputs` also `{"loss": scalar, "logits": (B, C)}`."""
         labels = inputs[LABELS]
         fed = {name: inputs[name] for name in self.data_collator.columns}
-        loss, logits = loss_and_logits(model(**fed), labels)
+        try:
+            output = model(**fed)
+        except (IndexError, RuntimeError):
+            check_token_ids(model, {name: x for name, x in fed.items() if name != LABELS})
+            raise
+        loss, logits = loss_and_logits(output, labels)
         smoothing = self.args.label_smoothing_factor
         if smoothing and model.training:
             loss = F.cross_entropy(logits, labels, label_smoothing=smoothing)

@@ -22,6 +22,7 @@ from chop.train.model_io import LABELS, fed_columns, read_answers
 from chop.train.rows import Rows, named_padding_token, padding_token, read_rows, task_for
 from chop.train.task import IGNORED
 from chop.train.tasks import Task, find_task
+from chop.train.token_ids import check_token_ids
 
 ROW = "number of the row"
 """Name of the column with row numbers in a batch. No parameter can have this name."""
@@ -84,6 +85,8 @@ class Feed:
         self.task.check_labels(self.rows.labels)
         _check_padding(model, self.rows, self.task)
         self.columns = fed_columns(model, self.rows.columns, self.task)
+        inputs = {name: self.rows.columns.get(column) for name, column in self.columns.items()}
+        check_token_ids(model, {name: x for name, x in inputs.items() if x is not None})
 
     @property
     def steps(self) -> int:
@@ -138,7 +141,7 @@ class Feed:
         except ChopError:
             raise
         except (IndexError, RuntimeError, TypeError, ValueError) as error:
-            if isinstance(error, IndexError) and LABELS in fed:
+            if isinstance(error, IndexError) and LABELS in fed and "Target" in str(error):
                 raise ConfigError(
                     f"task '{self.task.name}': the model's own loss rejects the labels: {error}"
                 ) from error

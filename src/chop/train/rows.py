@@ -264,7 +264,13 @@ def read_rows(
         return Rows(inputs, *joined, vector=vector_columns(dataset, names))
     labels = None if label is None else table[label]
     if source in inputs and (labels is None or (isinstance(labels, Tensor) and labels.dim() < 2)):
-        return Rows(inputs, tokens_as_labels(inputs, inputs[source]))
+        targets = tokens_as_labels(inputs, inputs[source])
+        if targets[0].dim() and not any(bool((row[1:] != IGNORED).any()) for row in targets):
+            raise ConfigError(
+                "expected texts of at least two tokens, one to predict another: every text has "
+                "one token, or an attention_mask of only 0."
+            )
+        return Rows(inputs, targets)
     if labels is None:
         return Rows(inputs, torch.zeros(_count(inputs)), vector=vector_columns(dataset))
     classes = with_classes(read_labels(labels), task)

@@ -6,7 +6,7 @@ import inspect
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich import get_console
 from torch import nn
@@ -38,6 +38,7 @@ from chop.errors import MOST_NAMES, ConfigError, check_known, did_you_mean, enum
 from chop.export.qonnx.reader import is_qonnx
 from chop.models import BUILTIN_MODELS, builtin_model, check_own, is_own, load_model, read_config
 from chop.models.load import continues_texts, saved_model
+from chop.models.positions import check_positions, text_config
 from chop.runs import MANIFEST
 from chop.train import CAUSAL_LM, TASKS, Task, find_task, read_label_column
 from chop.train.given.reading import is_numeric
@@ -300,7 +301,7 @@ def _as_numbers(
         text_column=config.text_column,
         labeled=task.labels_from is None,
     )
-    text = _text_config(model) if reads_tokens else None
+    text = text_config(model) if reads_tokens else None
     check_vocabulary(tokenizer, text and text.vocab_size)
     check_positions(config.max_length, model)
     return data
@@ -311,41 +312,6 @@ def _check_reads_texts(config: WorkloadConfig, rows: str) -> None:
     for name in ("max_length", "stride", "text_column", "tokenizer"):
         if getattr(config, name) is not None:
             raise ConfigError(f"{name}: applies to texts, and '{config.dataset}' has {rows}.")
-
-
-def check_positions(max_length: int | None, model: nn.Module) -> None:
-    """Checks that texts are not longer than the model's positions.
-
-    Rotary positions have no end, so that longer texts are an assumption of the report.
-
-    Raises:
-        ConfigError: if they are longer than the model's table of positions.
-    """
-    positions = getattr(_text_config(model), "max_position_embeddings", None)
-    if not isinstance(positions, int) or max_length is None:
-        return
-    words = model.get_input_embeddings()  # type: ignore[operator]
-    others = (x for x in model.modules() if isinstance(x, nn.Embedding) and x is not words)
-    # Tables of OPT have two further rows. Those of RoBERTa count from the row behind padding.
-    tables = [x for x in others if 0 <= x.num_embeddings - positions <= 2]
-    first = max((x.padding_idx + 1 for x in tables if x.padding_idx is not None), default=0)
-    if tables and max_length > positions - first:
-        raise ConfigError(
-            f"max_length: got {max_length} tokens, and the model has a table of "
-            f"{positions - first} positions: use at most {positions - first}."
-        )
-    if max_length <= positions:
-        return
-    assume(
-        f"Texts have up to {max_length} tokens (--max-length), and the model has {positions} "
-        "positions (max_position_embeddings): perplexity beyond them is usually higher."
-    )
-
-
-def _text_config(model: nn.Module) -> Any:
-    """Returns the configuration of a model of transformers for texts, or None."""
-    find = getattr(getattr(model, "config", None), "get_text_config", None)
-    return None if find is None else find()
 
 
 def _check_has_numbers(config: WorkloadConfig, data: DatasetDict) -> None:

@@ -21,6 +21,7 @@ from chop.data.load import SPLIT_OFF, builtin_dataset
 from chop.errors import ConfigError
 from chop.export.qonnx.reader import is_qonnx
 from chop.models import BUILTIN_MODELS, builtin_model, check_is_in_file
+from chop.models.positions import check_positions
 from chop.train import (
     VALIDATION_SHARE,
     Rows,
@@ -36,7 +37,7 @@ from chop.train import (
 from chop.train.dtypes import cast_inputs
 from chop.train.feed import bound_task
 from chop.train.tasks import check_metric_name
-from chop.workloads.checkpoint import check_positions, load_checkpoint
+from chop.workloads.checkpoint import load_checkpoint
 from chop.workloads.fingerprints import fingerprint_of_rows, fingerprint_of_weights
 from chop.workloads.judging import build_judge, build_task
 from chop.workloads.pictures import SETTINGS

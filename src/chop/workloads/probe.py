@@ -31,9 +31,10 @@ from chop.models import reason_of_user_code
 from chop.train import Rows, Task
 from chop.train.calibration import example_inputs
 from chop.train.feed import eval_mode
-from chop.train.model_io import read_answers, read_output
+from chop.train.model_io import LABELS, input_columns, read_answers, read_output
 from chop.train.segmentation import SEGMENTATION
 from chop.train.tasks import CLASSIFICATION
+from chop.train.token_ids import check_token_ids
 from chop.train.unlabeled import takes_batch
 
 MAX_NAMED = 5
@@ -90,6 +91,9 @@ def check_forward(
     check_has_forward(model, f"'{name}'")
     check_has_values(model, name)
     inputs = example_inputs(model, rows)
+    fed = input_columns(model, [*rows.columns, LABELS])
+    tokens = {key: rows.columns[column] for key, column in fed.items() if column in rows.columns}
+    check_token_ids(model, tokens, name, f"'{dataset}'")
     skipped = _skipped_columns(model, rows, inputs, name)
     try:
         with torch.no_grad(), torch.random.fork_rng(), eval_mode(model):
@@ -100,7 +104,6 @@ def check_forward(
     except ChopError:
         raise
     except (Exception, SystemExit) as error:
-        _check_vocabulary(model, inputs, name, dataset)
         if NO_PADDING in str(error):
             raise ConfigError(
                 f"'{name}' has no pad_token_id, which batches of texts need: write the padding "
@@ -127,19 +130,6 @@ def check_forward(
         )
     if skipped and name != "teacher":
         assume(f"{skipped.strip()} They are not used.", log)
-
-
-def _check_vocabulary(
-    model: nn.Module, inputs: Mapping[str, Tensor], name: str, dataset: str
-) -> None:
-    """Raises a `ConfigError` if a token ID is not in the vocabulary of the model."""
-    ids, config = inputs.get("input_ids"), getattr(model, "config", None)
-    vocabulary = getattr(config, "vocab_size", None)
-    if ids is not None and isinstance(vocabulary, int) and int(ids.max()) >= vocabulary:
-        raise ConfigError(
-            f"'{name}' has a vocabulary of {vocabulary:,} tokens, and '{dataset}' has the "
-            f"token ID {int(ids.max()):,}: use the tokenizer of the model."
-        )
 
 
 def _advise_columns(rows: Rows, columns: Sequence[str]) -> str:

@@ -114,3 +114,15 @@ def test_processes_that_are_joined_already_are_refused():
             simulate(mg, PLANS["rows"](mg, (2,)), X, MACHINE)
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_a_batch_that_processes_cannot_split_is_named():
+    class Flat(nn.Module):
+        def forward(self, x):
+            return x.flatten(0, 1) + 1
+
+    mg = MaseGraph(Flat(), dummy_in={"x": torch.ones(4, 5, 8)})
+    plan = PLANS["data"](mg, (2,))
+    simulate(mg, plan, {"x": torch.ones(4, 5, 8)}, MACHINE)
+    with pytest.raises(PlanError, match="a batch of 3 rows cannot be split evenly among 2"):
+        simulate(mg, plan, {"x": torch.ones(3, 5, 8)}, MACHINE)

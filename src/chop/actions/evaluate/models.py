@@ -167,8 +167,10 @@ def _settings(
     if config.lower_is_better:  # otherwise the run's own setting applies
         given["lower_is_better"] = True
     if run is not None:
-        if read_result(run.folder, "task") == REGRESSION:  # whole numbers would be classes
-            given["task"] = REGRESSION
+        # Other labels would be classes: whole numbers, and those beside texts of a decoder.
+        task = read_result(run.folder, "task")
+        if config.dataset is not None and task in (REGRESSION, CAUSAL_LM):
+            given["task"] = task
         # The folder of a run has the model that was fine-tuned before it.
         named = "" if config.reference is None else f" --reference {config.reference}"
         command = f"chop evaluate {shlex.quote(config.model)}{named}"

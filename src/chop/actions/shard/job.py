@@ -25,6 +25,7 @@ from chop.distributed.planning.autosharding import NAME as AUTO
 from chop.distributed.planning.plan_report import layer_rows, plan_rows
 from chop.distributed.tp_plan import tp_plan
 from chop.errors import ConfigError, PlanError, enumerate_names
+from chop.models.positions import check_positions
 from chop.private.dtensor import operators_without_rule
 from chop.report.charts.plans import plan_charts
 from chop.report.report import (
@@ -77,6 +78,7 @@ def shard(config: ShardConfig) -> dict[str, Any]:
 
 def _shard(config: ShardConfig, workload: None, output: Output) -> Report[dict[str, Any]]:
     model = ShardedModel.of(config)
+    check_positions(config.length, model.graph.model, "length")
     announce(str(config.model), "planning")
     sharding = _planned(model, config)
     plan = sharding.plan

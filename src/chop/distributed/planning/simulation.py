@@ -112,7 +112,21 @@ def simulate(
             raise
         except FAILURES as error:
             name = plan.name or "this plan"
-            raise PlanError(f"the model does not run with {name}: {first_line(error)}") from error
+            reason = _uneven_batch(error, inputs, plan) or first_line(error)
+            raise PlanError(f"the model does not run with {name}: {reason}") from error
+
+
+def _uneven_batch(error: BaseException, inputs: Mapping[str, Any], plan: ShardingPlan) -> str:
+    """Returns a sentence if an error of DTensor is about the rows of the inputs, or no text."""
+    rows = {len(x) for x in inputs.values() if isinstance(x, Tensor) and x.dim()}
+    for count in plan.mesh:
+        for size in rows:
+            if size % count and f"(size {size}) is not evenly divisible" in str(error):
+                return (
+                    f"a batch of {size} rows cannot be split evenly among {count} processes; use "
+                    f"a batch that is a multiple of {count}."
+                )
+    return ""
 
 
 class _Run:

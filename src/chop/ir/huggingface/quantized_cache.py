@@ -28,6 +28,10 @@ from chop.ir.huggingface.config_file import KV_SCALES
 from chop.ir.huggingface.token_store import Per, StoreRule, TokenStore, get_block
 from chop.private.transformers_api import GenerateNotices
 
+COMPARED = 64
+"""Maximum number of first tokens by which a repeated text is recognized."""
+TOLERANCE = 1e-2
+"""Relative difference below which keys are those of the same tokens at the same positions."""
 Given = str | Mapping[str, Any] | NumberFormat
 """Format as text, as a mapping with `name`, or as an instance."""
 
@@ -96,6 +100,7 @@ class QuantizedCache(GenerateNotices, Cache):  # type: ignore[misc]
         key_rule = _rule("keys", keys, keys_per, **lengths, is_rotated=rotate_keys)
         value_rule = _rule("values", keys if values is None else values, values_per, **lengths)
         windows = _windows(_config(model))
+        self.first_keys: Tensor | None = None
         super().__init__(layers=[QuantizedLayer(key_rule, value_rule, x) for x in windows])
 
     @classmethod
@@ -140,10 +145,35 @@ class QuantizedCache(GenerateNotices, Cache):  # type: ignore[misc]
                 f"this cache was made for a model of {len(self.layers)} layers, got keys of layer "
                 f"{layer_idx}: make one with QuantizedCache(model)."
             )
+        if layer_idx == 0:
+            self._check_is_not_repeated(key_states)
         states: tuple[Tensor, Tensor] = super().update(
             key_states, value_states, layer_idx, *args, **kwargs
         )
         return states
+
+    def _check_is_not_repeated(self, keys: Tensor) -> None:
+        """Raises ConfigError if the second call reads the text of the first one and more.
+
+        `generate` does so with `use_cache=False`, and gives the cache to the model all the same.
+        """
+        first, self.first_keys = self.first_keys, None
+        tokens = self.get_seq_length()
+        if not tokens:
+            self.first_keys = keys[:, :, :COMPARED].detach().clone()
+        elif first is not None and keys.shape[-2] > tokens and len(keys) == len(first):
+            again = keys[:, :, : first.shape[-2]]
+            if (again - first).norm() <= TOLERANCE * first.norm():
+                raise ConfigError(
+                    "QuantizedCache: the text that it holds is read again from the start, as by "
+                    "generate with use_cache=False, and would be stored twice. Pass "
+                    "use_cache=True, or leave out the cache."
+                )
+
+    def reset(self) -> None:
+        """Clears the cache."""
+        super().reset()
+        self.first_keys = None
 
     def on_second_generate(self) -> None:
         """Warns that a filled cache continues its text."""

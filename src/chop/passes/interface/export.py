@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
 from chop.passes.base import graph_pass
 
@@ -23,6 +24,13 @@ class ExportConfig:
     to: str
     path: Path
     tokenizer: Any = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.tokenizer, str | Path):
+            raise ConfigError(
+                f"tokenizer: expected one of transformers, got the name '{self.tokenizer}': pass "
+                f"chop.data.get_tokenizer('{self.tokenizer}')."
+            )
 
 
 @graph_pass(config=ExportConfig, takes_packed=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
@@ -10,14 +11,24 @@ from torch.utils.data import DataLoader, Dataset
 from chop.errors import ConfigError, describe
 from chop.train.given.frames import is_frame
 
+TOKENIZE = "tokenize texts, and pass dict(tokenizer([text, ...]))"
+"""Advice for texts in place of rows."""
+
+
+def is_text(value: str) -> bool:
+    """Returns whether a string is a text rather than a name: words without the end of a file."""
+    return len(value.split()) > 1 and len(Path(value).suffix.split()) != 1
+
 
 def check_can_hold_rows(given: Any) -> None:
     """Raises ConfigError for a name, a class, several data sets, or a table of another library."""
+    if isinstance(given, str) and is_text(given):
+        raise ConfigError(f"expected rows, got the text {given!r:.40}; {TOKENIZE}.")
     if isinstance(given, str | os.PathLike):
         raise ConfigError(
-            f"expected rows, got the name '{given}'; read a table with pandas "
-            "(pandas.read_csv), images with chop.data.load_dataset, and pass arrays as (inputs, "
-            "labels)."
+            f"expected rows, got the name '{given}'; read a table with pandas (pandas.read_csv), "
+            "images with chop.data.load_dataset, texts with chop.data.get_tokenized_dataset(name, "
+            "tokenizer, labeled=False), and pass arrays as (inputs, labels)."
         )
     if isinstance(given, type):
         name = given.__name__

@@ -37,7 +37,7 @@ from chop.train.given.frames import (
     to_array,
     to_matrix,
 )
-from chop.train.given.kinds import check_can_hold_rows
+from chop.train.given.kinds import TOKENIZE, check_can_hold_rows
 from chop.train.given.label_columns import label_columns
 from chop.train.model_io import LABELS, POSITION, TEST_ROWS
 from chop.train.user_code import read_items
@@ -298,7 +298,7 @@ def _named(item: Any, place: str) -> Mapping[str, Any]:
     if isinstance(item, tuple | list) and len(item) > 1:
         return _by_position(item)
     if isinstance(item, str):
-        raise NoLabelsError(f"expected rows of numbers, got the text {item!r:.40}; tokenize texts.")
+        raise NoLabelsError(f"expected rows of numbers, got the text {item!r:.40}; {TOKENIZE}.")
     given = "None" if item is None else type(item).__name__
     raise NoLabelsError(
         f"expected each row to be a mapping or (x, label), got {given} in {place}; pass arrays as "
@@ -477,7 +477,9 @@ def _numbers(value: Any) -> Tensor:
         array = array.astype(np.int64 if is_whole else np.float64)
     if array.dtype.kind not in "biuf":
         what = "an image, which ToTensor() converts" if is_picture else describe(value)
-        raise ConfigError(f"expected rows of numbers, got {what}; number texts and classes.")
+        raise ConfigError(
+            f"expected rows of numbers, got {what}; number classes, {TOKENIZE} with their labels."
+        )
     halve = array.dtype == np.float64 and torch.get_default_dtype() != torch.float64
     kind = np.dtype(np.float32) if halve else array.dtype.newbyteorder("=")
     return torch.from_numpy(np.array(array, kind, order="C"))
