@@ -64,12 +64,14 @@ def test_columns_that_are_no_inputs_are_named(tmp_path, caplog):
 
     _, data, *_ = load()
     assert set(data["train"].column_names) == {"x", "label"}
-    assert "columns without numbers are not used as inputs: kind" in caplog.text
+    assert "columns without numbers are not used as inputs: kind (such as 'cat')" in caplog.text
     lines[3] = lines[3].replace("0.2", "?")
     (tmp_path / "rows.csv").write_text("\n".join(lines))
     caplog.clear()
     load()
     assert "as inputs: a (8 of 9 rows have numbers, one has '?'), kind" in caplog.text
+    with pytest.raises(ConfigError, match=r"are texts in kind \(such as 'cat'\): save them as n"):
+        load(input_columns=("b", "kind"))
     (tmp_path / "rows.csv").write_text("\n".join(["text", *"abababab"]))
     with pytest.raises(ConfigError, match="left for inputs in addition to the labels 'text'"):
         load(label_column="text")

@@ -15,6 +15,7 @@ from chop.actions.search.settings import NasConfig, PrecisionConfig, Sensitivity
 from chop.actions.shard.settings import ShardConfig
 from chop.actions.sweep.settings import PruneSweepConfig, QuantizeSweepConfig
 from chop.cli.values import is_list
+from chop.config import parse
 from chop.errors import ConfigError
 from chop.formats import INPUT_OPERANDS, OPERANDS
 from chop.studies.settings import StudyConfig
@@ -84,3 +85,15 @@ def test_the_operands_of_compress_are_those_that_an_operator_reads():
 def test_a_name_is_given_once(make, given, repeated):
     with pytest.raises(ConfigError, match=f"^{repeated} is given twice; expected each once"):
         make(**given)
+
+
+@pytest.mark.parametrize("given", [{"pixel_mean": (127.5,)}, {"pixel_std": (1.0, 127.5)}])
+def test_means_of_pixels_from_0_to_255_are_refused(given):
+    message = f"{next(iter(given))}: got 127.5, expected .* to 1. Divide a mean and a .* by 255"
+    with pytest.raises(ConfigError, match=message):
+        WorkloadConfig(**given)
+
+
+def test_the_size_of_images_has_an_example():
+    with pytest.raises(ConfigError, match="Example: 224, or 224,320 for height and width"):
+        parse(WorkloadConfig, {"image_size": ["8x8"]}, "chop compress")

@@ -204,6 +204,21 @@ def test_options_of_the_command_line_are_no_settings_of_a_file(tmp_path, capsys)
         run([], tmp_path, capsys, toml="trust_code = true")
 
 
+@pytest.mark.parametrize(
+    ("toml", "message"),
+    [
+        (r'mode = "data\table"', r"mode: TOML reads \\t in .*write data/table\. A backslash"),
+        (r'shares = {a = ["b", "runs\new"]}', r"toml: a: TOML reads \\n in .*; write runs/new"),
+        (r'mode = "data\users"', "not valid TOML: .*write paths with /, since a backslash"),
+        ("trials = 20", "'trials' is a setting of chop search nas, chop search precision, chop"),
+        ("siz = 20", "unknown key 'siz': did you mean 'sizes'"),
+    ],
+)
+def test_files_with_escapes_or_settings_of_another_command(toml, message, tmp_path, capsys):
+    with pytest.raises(ConfigError, match=message):
+        run([], tmp_path, capsys, toml=toml)
+
+
 def test_a_comma_before_a_field_does_not_divide_a_value():
     hint = tuple[str, ...]
     assert read_value(["integer:width=4,frac=2,8.4"], hint) == ["integer:width=4,frac=2", "8.4"]

@@ -48,7 +48,23 @@ def test_a_command_with_a_repeated_option_ends_with_the_sentence(words, capsys):
     [
         (["compress", "--formats", "8.auto,", "4.auto"], "--formats: write its list without"),
         (["sweep", "prune", "--methods", "l1-norm", ",wanda"], "--methods: write its list without"),
+        (
+            ["compress", "--formats", "8.auto", "4.auto"],
+            "--formats: write a list with commas, as in 8.auto,4.auto",
+        ),
+        (["export", "cnn", "--formats", "4.auto"], "No such option: --formats (Possible options: "),
+        (
+            ["evaluate", "cnn", "--sparsity", "0.5"],
+            "--sparsity. Other commands have it: chop sweep",
+        ),
+        (["compress", "--formats=8.auto", "4.auto", "6.auto"], "as in 8.auto,4.auto,6.auto"),
+        (["compress", "--class-names", "cat", "dog", "a.csv"], "as in cat,dog,a.csv"),
+        (["evaluate", "gpt-tiny", "--tasks", "piqa", "copa"], "as in piqa,copa"),
+        (["sweep", "prune", "--sparsity", "0.5", "0.9"], "as in 0.5,0.9, and a text"),
+        (["sweep", "quantize", "--widths", "4", "8", "--seeds", "3"], "as in 4,8, and a"),
+        (["compress", "--overrides", "a=mxint8", "b=mxint4"], "--overrides a=mxint8 --overrides b"),
         (["compress", "--dataset", "a.csv", "b.csv"], "--dataset takes one file or folder: put"),
+        (["compress", "--config", "a.csv", "b.csv"], "--config takes one value: leave out b.csv"),
         (["compress", "--dataset", "a.csv", "b.csv", "c.csv"], "put a.csv and b.csv into a folder"),
         (
             ["sweep", "quantize", "--weights", "a.csv", "b.csv", "c.csv"],
@@ -70,5 +86,6 @@ def test_a_second_file_after_an_option_is_named(words, expected, tmp_path, monke
 @pytest.mark.parametrize("words", [["--model", "runs/x"], ["--model=runs/x"], ["runs/x"]])
 def test_an_argument_may_be_given_like_an_option(words):
     command = COMMANDS["export"]
+    command.make_context("export", ["--to", "onnx", *words])
     context = command.make_context("export", [*words, "--to", "onnx"])
     assert (context.params["model"], context.params["to"]) == ("runs/x", ["onnx"])

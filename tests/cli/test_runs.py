@@ -95,11 +95,29 @@ def test_compress_says_what_a_folder_holds(ends, place):
     assert (place / NAME / "manifest.json").read_bytes() == before
 
 
-@pytest.mark.parametrize("options", [["--formats", "8.auto"], ["--config", "x.toml"]])
+@pytest.mark.parametrize(
+    "options", [["--formats", "8.auto", "--formats", "mxint8"], ["--config", "x.toml"], ["--onnx"]]
+)
 def test_compress_takes_a_run_alone(options, ends):
     code, printed, messages = ends("compress", NAME, *options)
     assert code == 2 and printed == ""
-    assert f"'{NAME}' describes an earlier run: leave out {options[0]}; or leave out" in messages
+    again = f"chop compress --model mlp --out {shlex.quote(f'{NAME}-2')} {shlex.join(options)}"
+    told = f"'{NAME}' describes an earlier run: leave out {options[0]}; or compress its model again"
+    assert f"{told} with {again}." in messages
+    pasted(again)
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        (["digits", "--model", "cnn"], "or write an option before 'digits', such as --dataset dig"),
+        (["x", "--model", "cnn", "--dataset", "digits"], "leave out --model, --dataset; or leave"),
+        (["cnn", "--formats", "8.auto"], "leave out --formats; or pass a model with --model cnn"),
+    ],
+)
+def test_a_word_that_is_no_run_gets_advice(words, advice, ends):
+    code, _, messages = ends("compress", *words)
+    assert code == 2 and advice in messages
 
 
 def test_runs_of_other_commands_are_described_too(tmp_path, ends):

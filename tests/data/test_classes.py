@@ -5,6 +5,7 @@ import logging
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
+from chop.base.notices import collected_assumptions
 from chop.data.labels import check_classes, class_names, with_binary_labels, with_numbered_labels
 from chop.errors import ConfigError
 
@@ -153,7 +154,10 @@ def test_classes_have_the_numbers_of_a_model_that_names_them(form, given, expect
 
 def test_names_of_folders_without_rows_are_not_refused():
     named = ClassLabel(names=["bird", "lo", "mid"])
-    numbered = with_numbered_labels(rows_with_inputs([1, 2], [2], named), OWN, is_closed=True)
+    with collected_assumptions() as assumptions:
+        numbered = with_numbered_labels(rows_with_inputs([1, 2], [2], named), OWN, is_closed=True)
+    (order,) = [each.text for each in assumptions]
+    assert order == f"Classes are numbered in this order: {', '.join(OWN)}."
     assert numbered["train"]["label"][:] == [1, 2] and class_names(numbered) == [*OWN]
 
 

@@ -160,6 +160,9 @@ def test_pictures_without_classes_are_refused(folders, tmp_path):
         Image.new("L", (4, 4)).save(tmp_path / folders[0] / f"{number}.png")
     with pytest.raises(ConfigError, match="less than two classes of images"):
         load_dataset(tmp_path)
+    (tmp_path / "labels.csv").write_text("filename,label\n0.png,cat\n")
+    with pytest.raises(ConfigError, match="Labels in '.*labels.csv' are not read: move each image"):
+        load_dataset(tmp_path)
 
 
 @pytest.mark.parametrize("folders", [("train", "test"), ("train/cat", "train/dog", "train/dog/b")])

@@ -236,12 +236,18 @@ def test_a_classifier_of_a_folder_that_has_none_is_one_sentence(masked_lm, edit)
         ("net.Net", "did you mean 'net.py:Net'"),
         ("folder.net.Net", "did you mean 'folder/net.py:Net'"),
         ("trained.pt", "file.py:Net .*--weights trained.pt"),
+        ("book.ipynb", "is a notebook, and a class has to be in a .py file: .*pass book.py:Net"),
+        ("book.ipynb:Big", "is a notebook, and a class .*pass book.py:Big"),
+        ("none.pyc:Big", "is compiled Python, and a class .*pass none.py:Big"),
+        ("trained.pt:Big", "is a file of weights.*pass trained.py:Big --weights trained.pt"),
+        ("folder/nt.py2", "not found .*did you mean 'folder/net.py'"),
+        ("tim:resnet18", "as in tim.py:resnet18, and a timm model is timm:NAME"),
     ],
 )
 def test_files_that_are_no_models_say_how_they_are_used(tmp_path, monkeypatch, name, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
-    for file in ("net.py", "trained.pt", "small.mz", "folder/net.py"):
+    for file in ("net.py", "trained.pt", "small.mz", "folder/net.py", "book.ipynb"):
         (tmp_path / file).write_text("")
     with pytest.raises((ConfigError, UnavailableError), match=message):
         load_model(name)

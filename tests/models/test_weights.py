@@ -9,10 +9,12 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+import chop
 from chop import MaseGraph
 from chop.errors import CheckpointError, ConfigError
 from chop.models import get_model
 from chop.models.weights import load_weights
+from chop.passes import pack_transform_pass
 from chop.tools.checkpoint_load import load_model
 
 X = torch.linspace(-1, 1, 32).view(2, 16)
@@ -78,6 +80,22 @@ def test_a_pickle_that_would_run_code_is_not_loaded(trained, tmp_path):
     torch.save(Evil(), tmp_path / "evil.pt")
     with pytest.raises(CheckpointError, match="contains no readable weights"):
         load_model(tmp_path / "evil.pt", "pt", trained)
+
+
+def test_weights_that_chop_has_packed_are_named(trained, tmp_path):
+    mg, _ = pack_transform_pass(MaseGraph(chop.quantize(trained, "8.auto")), {"silent": True})
+    mg.export(tmp_path / "model")
+    for name in ("model.mz", "model.pt"):
+        loads = f"packed codes: MaseGraph.from_checkpoint.'{tmp_path}/model'. loads it"
+        with pytest.raises(CheckpointError, match=loads):
+            load_weights(get_model("jsc-tiny"), tmp_path / name)
+    (tmp_path / "manifest.json").write_text("{}")
+    for path in (tmp_path, tmp_path / "model.pt"):
+        with pytest.raises(CheckpointError, match=f"as in chop evaluate {tmp_path}, or pass the"):
+            load_weights(get_model("jsc-tiny"), path)
+    (tmp_path / "model.mz").unlink()
+    with pytest.raises(CheckpointError, match="is the output folder of a chop command: pass the f"):
+        load_weights(get_model("jsc-tiny"), tmp_path)
 
 
 def in_shards(state, folder):

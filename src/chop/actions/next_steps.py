@@ -7,10 +7,12 @@ import sys
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from chop.report.command_line import command_line
 from chop.report.report import Step
+from chop.runs import read_manifest
 from chop.train.tasks import CAUSAL_LM
 from chop.workloads.hf_folder import FOLDER
 from chop.workloads.settings import JudgedWorkloadConfig, WorkloadConfig
@@ -185,15 +187,45 @@ def steps_with_files(files: Mapping[str, Path]) -> list[Step]:
     return [Step(label, str(path)) for label, path in files.items()]
 
 
-def workload_options(config: WorkloadConfig) -> str:
-    """Returns command-line options for a job's model and data, without defaults."""
-    default, parts = JudgedWorkloadConfig(), []
+def compress_again(run: Path, given: Mapping[str, Any]) -> str:
+    """Returns the command that compresses the model of a run with other settings.
+
+    Args:
+        run: folder of a finished run with a model in its settings.
+        given: options of the command line by name, which replace those of the run.
+    Raises:
+        CheckpointError: if the manifest of the run cannot be read.
+    """
+    settings = read_manifest(run).settings.items()
+    known = {name: tuple(x) if isinstance(x, list) else x for name, x in settings}
+    options = workload_options(SimpleNamespace(**{**known, **given}))
+    own = {each.name for each in fields(JudgedWorkloadConfig)} - {*OWN}
+    rest = {"out": Path(f"{run}-2"), **given}
+    return f"chop compress {options} {_options({x: rest[x] for x in rest if x not in own})}"
+
+
+def _options(values: Mapping[str, Any]) -> str:
+    """Returns options of a command line. False gives `--no-`, and a list a repeated option."""
+    parts: list[str] = []
+    for name, value in values.items():
+        option = f"--{'no-' * (value is False)}{name.replace('_', '-')}"
+        if isinstance(value, tuple):
+            value = ",".join(map(str, value))
+        if isinstance(value, bool):
+            parts.append(option)
+        for each in (
+            () if isinstance(value, bool) else value if isinstance(value, list) else [value]
+        ):
+            parts += [option, quoted(each)]
+    return " ".join(parts)
+
+
+def workload_options(config: Any) -> str:
+    """Returns command-line options for the model and data of settings, without defaults."""
+    default, given = JudgedWorkloadConfig(), {}
     for each in fields(default):
         value = getattr(config, each.name, getattr(default, each.name))
         if each.name in OWN or (each.name != "model" and value == getattr(default, each.name)):
             continue
-        option = f"--{each.name.replace('_', '-')}"
-        if isinstance(value, tuple):
-            value = ",".join(map(str, value))
-        parts += [option] if value is True else [option, quoted(value)]
-    return " ".join(parts)
+        given[each.name] = value
+    return _options(given)

@@ -8,7 +8,7 @@ import typer
 
 from chop.cli.adapter import CommandGroup, flowing
 from chop.cli.bench import bench_app
-from chop.cli.command import AS_JSON, QUIET, VERBOSE
+from chop.cli.command import AS_JSON, QUIET, VERBOSE, load
 from chop.cli.compress import COMPRESS, DEMO
 from chop.cli.docs import DOCS
 from chop.cli.doctor import DOCTOR
@@ -22,6 +22,7 @@ from chop.cli.search import search_app
 from chop.cli.shard import SHARD
 from chop.cli.sweep import sweep_app
 from chop.cli.ui import UI
+from chop.errors import MOST_NAMES, enumerate_names
 
 ELSEWHERE = {
     **dict.fromkeys(
@@ -105,6 +106,22 @@ else to standard error; after an error, standard output is empty. You can also g
 )
 for group, name in ((bench_app, "bench"), (search_app, "search"), (sweep_app, "sweep")):
     app.add_typer(group, name=name)
+
+
+def commands_with(setting: str) -> str:
+    """Returns the names of the commands with a setting, for messages; "" if there are none."""
+    groups: dict[str, Any] = {"": Commands}
+    for each in app.registered_groups:
+        assert each.typer_instance is not None
+        groups[f"{each.name} "] = each.typer_instance.info.cls
+    names = [
+        f"chop {prefix}{name}"
+        for prefix, group in groups.items()
+        for name, command in group.table.items()
+        if command.settings and not command.only
+        if setting in load(command.settings).__dataclass_fields__
+    ]
+    return enumerate_names(names, MOST_NAMES) if names else ""
 
 
 def _print_version(asked: bool) -> None:

@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+COMMANDS_WITH = "chop.cli.app:commands_with"
+"""Function that names the commands with a setting; imported for messages only."""
 RUN_FOLDER = "run_folder"
 """Name of the argument RUN among the parsed values."""
 AS_JSON = Annotated[

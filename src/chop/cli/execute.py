@@ -9,7 +9,7 @@ import os
 import sys
 import typing
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -121,15 +121,25 @@ def _run_with(
     return settings, command.run(settings)
 
 
-def _check_alone(where: str, folder: Path, given: Iterable[str]) -> None:
+def _check_alone(where: str, folder: Path, given: Collection[str]) -> None:
     """Raises ConfigError if RUN comes with options that have no effect on it."""
     names = [f"--{name.replace('_', '-')}" for name in given]
-    if names:
-        from chop.runs import MANIFEST
+    if not names:
+        return
+    from chop.runs import MANIFEST, read_manifest
 
-        is_run = "model" in given or (folder / MANIFEST).exists()
-        other = f"leave out '{folder}'" if is_run else f"pass a model with --model {folder}"
-        raise ConfigError(f"{where}: leave out {', '.join(names)}; or {other}.")
+    is_run = (folder / MANIFEST).exists()
+    if is_run and isinstance(given, Mapping) and read_manifest(folder).settings.get("model"):
+        from chop.actions.next_steps import compress_again
+
+        other = f"compress its model again with {compress_again(folder, given)}"
+    elif not is_run and "model" not in given:
+        other = f"pass a model with --model {folder}"
+    elif not folder.exists() and "dataset" not in given:
+        other = f"write an option before '{folder}', such as --dataset {folder}"
+    else:
+        other = f"leave out '{folder}'"
+    raise ConfigError(f"{where}: leave out {', '.join(names)}; or {other}.")
 
 
 def _is_given(ctx: typer.Context, name: str) -> bool:

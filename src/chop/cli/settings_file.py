@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from chop.base.plugins import check_module_name, import_plugin
 from chop.base.trust import check_code, check_import, check_place
+from chop.cli.command import COMMANDS_WITH, load
 from chop.errors import ConfigError
 
 OPTIONS = {
@@ -16,6 +18,9 @@ OPTIONS = {
     for name in ("config", "trust_code", "figures", "json", "quiet", "verbose")
 }
 """Options of commands that are not settings of jobs."""
+ESCAPES = {"\b": r"\b", "\t": r"\t", "\n": r"\n", "\f": r"\f", "\r": r"\r", "\x1b": r"\e"}
+"""Control characters, and what they are in a TOML text in double quotes."""
+ESCAPED = re.compile(f"[{''.join(ESCAPES)}]")
 MODEL_SETTINGS = ("weights", "overrides", "skip", "layers")
 """Settings that name weights or layers of one model."""
 
@@ -38,7 +43,9 @@ def read_settings(file: Path, given: Mapping[str, Any], cls: type) -> dict[str, 
     for name in sorted(settings.keys() & OPTIONS.keys()):
         raise ConfigError(f"{file}: '{name}' is no setting: pass {OPTIONS[name]} as an option.")
     modules = settings.pop("import", ())
+    _check_is_for(cls, settings, file)
     check_keys(cls, settings, str(file))
+    _check_escapes(settings, file)
     _import_modules(modules, file)
     from_file = {name: value for name, value in settings.items() if name not in given}
     own = [name for name in MODEL_SETTINGS if name in from_file]
@@ -57,6 +64,33 @@ def read_settings(file: Path, given: Mapping[str, Any], cls: type) -> dict[str, 
         check_place(out, file, "--out")
     _check_storage(from_file.get("storage"), file)
     return {**from_file, **given}
+
+
+def _check_is_for(cls: type, settings: Mapping[str, Any], file: Path) -> None:
+    """Raises ConfigError for a setting of another command, such as `trials` of a search."""
+    own = cls.__dataclass_fields__  # type: ignore[attr-defined]
+    for key in settings:
+        if any(key in name for name in own):  # part of a name: its owner can be meant
+            continue
+        if others := load(COMMANDS_WITH)(key):
+            raise ConfigError(
+                f"{file}: '{key}' is a setting of {others}, and not of this command: remove it "
+                "from the file."
+            )
+
+
+def _check_escapes(value: Any, file: Path, where: str = "") -> None:
+    """Raises ConfigError for control characters, which TOML reads in a path of Windows."""
+    if isinstance(value, Mapping | list):
+        named = value.items() if isinstance(value, Mapping) else ((where, each) for each in value)
+        for name, each in named:
+            _check_escapes(each, file, name)
+    elif isinstance(value, str) and (escape := ESCAPED.search(value)):
+        written = "".join(ESCAPES.get(character, character) for character in value)
+        raise ConfigError(
+            f'{file}: {where}: TOML reads {ESCAPES[escape[0]]} in "{written}" as one character; '
+            f"write {written.replace(chr(92), '/')}. A backslash needs single quotes."
+        )
 
 
 def _import_modules(modules: Any, file: Path) -> None:

@@ -35,7 +35,9 @@ def load_toml(path: str | Path) -> dict[str, Any]:
                 f"config file '{path}': expected TOML, with a line such as model = 'cnn' for each "
                 "setting, got a file of JSON."
             ) from None
-        raise ConfigError(f"config file '{path}' is not valid TOML: {error}.") from None
+        is_escape = "hex value" in str(error) or "Unescaped" in str(error)
+        advice = "; write paths with /, since a backslash needs single quotes" * is_escape
+        raise ConfigError(f"config file '{path}' is not valid TOML: {error}{advice}.") from None
 
 
 def without_na(settings: Any) -> Any:

@@ -131,16 +131,19 @@ def note_indices(names: Sequence[str]) -> None:
 
 
 def describe_texts(splits: Mapping[str, Dataset], name: str) -> str:
-    """Returns the name of a text column, with an example of a non-number if it is mostly numbers.
+    """Returns the name of a text column with one of its texts, and how many are numbers.
 
     >>> from datasets import Dataset
-    >>> describe_texts({"train": Dataset.from_dict({"age": ["31", "?", "40"]})}, "age")
-    "age (2 of 3 rows have numbers, one has '?')"
+    >>> table = {"train": Dataset.from_dict({"age": ["31", "?", "40"], "rise": ["4%", "5%", "6%"]})}
+    >>> describe_texts(table, "age"), describe_texts(table, "rise")
+    ("age (2 of 3 rows have numbers, one has '?')", "rise (such as '4%')")
     """
     cells = [cell for split in splits.values() for cell in split.with_format(None)[name][:]]
     others = [cell for cell in cells if not _is_plain_number(cell)]
-    if not others or 2 * len(others) > len(cells):
+    if not others:
         return name
+    if 2 * len(others) > len(cells):
+        return f"{name} (such as {others[0]!r:.40})"
     counted = f"{len(cells) - len(others)} of {len(cells)} rows have numbers"
     return f"{name} ({counted}, one has {others[0]!r:.40})"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chop.base.notices import assume
@@ -195,7 +196,8 @@ def describe_missing_label(splits: DatasetDict, name: str) -> str:
         return (
             f"data set '{name}' has less than two classes of images; expected a folder per "
             f"class, such as {name}/cat/1.png and {name}/dog/2.png, or {name}/train/cat/1.png, "
-            f"without images beside them or in deeper folders. {UNLABELED_ADVICE}"
+            f"without images beside them or in deeper folders.{_advise_table(Path(name))} "
+            f"{UNLABELED_ADVICE}"
         )
     if splits["train"].column_names == ["text"]:
         return (
@@ -208,6 +210,17 @@ def describe_missing_label(splits: DatasetDict, name: str) -> str:
     return (
         f"data set '{name}' has no column 'labels' or 'label': its columns are {columns}; "
         f"{LABEL_ADVICE}{_likely_label(splits['train'])}. {UNLABELED_ADVICE}"
+    )
+
+
+def _advise_table(folder: Path) -> str:
+    """Returns advice on a table beside images, or no text if there is none."""
+    table = next(iter(sorted(folder.rglob("*.csv"))), None)
+    if table is None:
+        return ""
+    return (
+        f" Labels in '{table}' are not read: move each image into the folder of its class, named "
+        "by its label."
     )
 
 

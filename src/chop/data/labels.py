@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 MAX_LISTED = 8
 """Maximum number of classes that a message lists."""
+NUMBERED = "Classes are numbered in this order:"
 LEAST_SUSPICIOUS = 10
 """Class count below which half as many classes as rows are plausible."""
 
@@ -164,6 +165,8 @@ def with_numbered_labels(
     else:
         occurring = names
     wanted = order_classes(occurring, known or {}, is_closed=is_closed)
+    if is_closed and not is_text:
+        assume(f"{NUMBERED} {enumerate_names(wanted, MAX_LISTED)}.")
     if wanted == names and not is_text:
         return splits
     number = (
@@ -240,7 +243,7 @@ def numbers_of_names(
             log,
         )
     else:
-        assume(f"Classes are numbered in this order: {enumerate_names(wanted, MAX_LISTED)}.")
+        assume(f"{NUMBERED} {enumerate_names(wanted, MAX_LISTED)}.")
     return {name: number for number, name in enumerate(wanted)}
 
 

@@ -72,6 +72,7 @@ def decoded(value: Any, feature: Image) -> Picture:
     except Exception as error:  # each decoder raises what its bytes lead it to
         is_other = isinstance(error, UnidentifiedImageError)
         reason = "its format is unknown" if is_other else _reason(error)
+        reason = "it is empty, 0 bytes" if value["bytes"] == b"" else reason
         raise ConfigError(
             f"{_named(value)} cannot be read: {reason}; replace or remove it."
         ) from error

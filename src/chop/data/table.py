@@ -25,7 +25,10 @@ VECTOR = "x"
 
 @without_bars()
 def with_vectors(
-    splits: DatasetDict, parameters: Collection[str], outputs: Collection[str] = ()
+    splits: DatasetDict,
+    parameters: Collection[str],
+    outputs: Collection[str] = (),
+    selected: Sequence[str] = (),
 ) -> DatasetDict:
     """Combines all numeric columns into one column `x` of vectors, in their order.
 
@@ -35,8 +38,9 @@ def with_vectors(
             input column, columns are not combined. Several names that differ from parameters only
             in case or spaces become these.
         outputs: label columns of several outputs, which stay columns.
+        selected: columns that must be inputs, as named by the user.
     Raises:
-        ConfigError: if a cell is blank, NaN or infinite.
+        ConfigError: if a cell is blank, NaN or infinite, or a selected column has texts.
     """
     check_splits(splits)
     from datasets import DatasetDict
@@ -44,6 +48,18 @@ def with_vectors(
     features = splits["train"].features
     labels = _label_columns(splits, outputs)
     numbers = number_columns(splits, outputs)
+    texts = [
+        name
+        for name, feature in features.items()
+        if name not in labels and getattr(feature, "dtype", None) in TEXTS
+    ]
+    for name in texts:
+        if name in selected:
+            raise ConfigError(
+                f"input_columns: expected columns of numbers, and cells are texts in "
+                f"{describe_texts(splits, name)}: save them as numbers, without units, yes and no "
+                "as 1 and 0; or leave out this column."
+            )
     if any(name not in labels and name in parameters for name in features):
         return splits
     folded = {name.casefold(): name for name in parameters}
@@ -54,12 +70,7 @@ def with_vectors(
         columns, names = (enumerate_names([*map(repr, x)], MOST_NAMES) for x in pairs)
         assume(f"The columns {columns} are the inputs {names} of the model.")
         return splits.rename_columns(alike)
-    others = [
-        describe_texts(splits, name)
-        for name, feature in features.items()
-        if name not in labels and getattr(feature, "dtype", None) in TEXTS
-    ]
-    note_texts(others, numbers)
+    note_texts([describe_texts(splits, name) for name in texts], numbers)
     if len(numbers) < 2:
         return splits
     values = {key: _numbers(split, numbers) for key, split in splits.items()}

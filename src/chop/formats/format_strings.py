@@ -18,6 +18,14 @@ RULES = ("auto", "minmax", "mse", "percentile")
 """Rules that derive the fraction width of an integer."""
 WIDTH = re.compile(r"(?:u?int|fp|float|i|w|q)(\d+)\w*", re.IGNORECASE)
 """Names that other tools use for formats: int8, fp4, q4_0."""
+TWO_WIDTHS = re.compile(
+    r"w(?P<weight>\d+)(?:a(?P<inputs>\d+)\w*)?|int(?P<width>\d+)(?:_weight_only|wo)"
+    r"|int(?P<data>\d+)_dynamic_activation_int(?P<codes>\d+)_weights?",
+    re.IGNORECASE,
+)
+"""Names that other tools use for a format of weights and one of inputs: W4A16, int4_weight_only."""
+FLOAT_WIDTH = 16
+"""Bits of inputs that stay float."""
 K_QUANT = re.compile(r"q([2-6])_k(_[sml])?", re.IGNORECASE)
 """Names of llama.cpp for K-quants, of which the last letter says which layers have more bits."""
 SHORT = re.compile(r"([a-z_]+?)(\d+)")
@@ -56,6 +64,8 @@ def parse_format_string(text: str) -> NumberFormat:
         return _parse_integer(text)
     text = with_width(text)
     name, *fields = text.split(":")
+    if name not in REGISTRY and (widths := TWO_WIDTHS.fullmatch(name)):
+        raise ConfigError(f"unknown number format '{name}': {_advise_widths(widths)}")
     if name not in REGISTRY and (width := WIDTH.fullmatch(name)):
         is_float = text.lower().startswith("f")
         blocks = f"group_integer:width={width[1]} or " if text.lower().startswith("q") else ""
@@ -77,6 +87,23 @@ def parse_format_string(text: str) -> NumberFormat:
             raise ConfigError(f"format '{text}': '{field}' is given twice.")
     settings = {field: _parse_value(value) for field, _, value in pairs}
     return parse_format({"name": name, **settings}, f"format '{text}'")
+
+
+def _advise_widths(widths: re.Match[str]) -> str:
+    """Returns the settings for a name with a width of weights and one of inputs."""
+    weight = widths["weight"] or widths["width"] or widths["codes"]
+    inputs = widths["inputs"] or widths["data"]
+    if inputs == weight:
+        return f"did you mean {weight}.auto?"
+    if inputs is None or int(inputs) >= FLOAT_WIDTH:
+        return (
+            f"for weights of {weight} bits and float inputs, write {weight}.auto, with "
+            "--operands weight in chop compress."
+        )
+    return (
+        f"chop compress sets weights of {weight} bits and inputs of {inputs} by --formats "
+        f"{inputs}.auto --overrides 're:.*={weight}.auto' --operands data_in,weight."
+    )
 
 
 def _with_comma(text: str) -> str:

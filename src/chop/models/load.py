@@ -6,6 +6,7 @@ import contextlib
 import logging
 import re
 import shlex
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +20,7 @@ from chop.base.installed import fitting_packages
 from chop.config import Range, convert, with_checked_arguments
 from chop.data.builtin_names import advice_of_builtin, report_choice
 from chop.errors import (
+    SURE,
     CheckpointError,
     ChopError,
     ConfigError,
@@ -58,6 +60,13 @@ FOREIGN_SUFFIXES = (".h5", ".hdf5", ".keras", ".tflite", ".pb")
 """Suffixes of models of other libraries, which neither chop nor torch reads."""
 TIMM_NAME = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)?")
 """Name that may be one of timm, such as `resnet50.a1_in1k`."""
+NO_SOURCES = {
+    ".ipynb": "a notebook",
+    ".onnx": "an ONNX file",
+    ".pyc": "compiled Python",
+    ".txt": "a text file",
+}
+"""Kinds of files that some write for the Python file of a class, by suffix."""
 WEIGHT_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 """Suffixes of files that may be state dicts."""
 PEFT_CLASSES = {
@@ -320,6 +329,7 @@ def read_config(name: str, num_labels: int | None = None) -> PreTrainedConfig:
     is_folder, place = Path(name).is_dir(), get_place(name)
     if gguf_file(place) is not None:
         return _read_gguf_config(place, num_labels)
+    _check_source(name)
     if ".py:" in name:
         raise ConfigError(f"model '{name}': expected a class or function, such as net.py:Net.")
     checkpoint = name.removesuffix(".pt").removesuffix(".mz")
@@ -375,6 +385,23 @@ def read_config(name: str, num_labels: int | None = None) -> PreTrainedConfig:
     return config
 
 
+def _check_source(name: str) -> None:
+    """Raises ConfigError for a class in a file that is not Python source, such as a notebook."""
+    file, _, named = name.rpartition(":")
+    place = Path(file or name)
+    suffix, is_class = place.suffix.lower(), named.isidentifier()
+    is_weights = is_class and suffix in WEIGHT_SUFFIXES
+    kind = "a file of weights" if is_weights else NO_SOURCES.get(suffix)
+    if kind is None or not (is_class or place.is_file()):
+        return
+    own = f"{place.with_suffix('.py')}:{named if is_class else 'Net'}"
+    weights = f" --weights {place}" * is_weights
+    raise ConfigError(
+        f"model '{name}': '{place}' is {kind}, and a class has to be in a .py file: put it in one, "
+        f"and pass {own}{weights}."
+    )
+
+
 def _read_gguf_config(path: Path, num_labels: int | None) -> PreTrainedConfig:
     from chop.export.gguf import reader as gguf_reader
 
@@ -392,6 +419,15 @@ def _missing_error(name: str, what: str, hint: str = "") -> UnavailableError:
         file, _, named = name.replace(".", "/").rpartition("/")
     if Path(f"{file}.py").is_file():
         hint = f"did you mean '{file}.py:{named}'?"
+    elif ":" in name and named.isidentifier():
+        hint = (
+            f"pass a local folder. A class of your own has to be in a .py file, as in "
+            f"{file}.py:{named}, and a timm model is timm:NAME"
+        )
+    place = Path(name).expanduser()
+    if len(place.parts) > 1 and place.parent.is_dir():
+        near = get_close_matches(place.name, [x.name for x in place.parent.iterdir()], 1, SURE)
+        hint = hint or "".join(f"did you mean '{place.with_name(each)}'?" for each in near)
     is_plain = TIMM_NAME.fullmatch(name) and not Path(name).is_dir()
     timm = f"a timm model as 'timm:{name}', " if is_plain else ""
     suggestion = hint or (

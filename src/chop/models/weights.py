@@ -24,6 +24,7 @@ from chop.errors import (
 )
 from chop.ir.graph import MaseGraph
 from chop.ir.storage.torch_file import read_torch_file
+from chop.runs import MANIFEST
 
 LoadType = Literal["mz", "pt", "pl"]
 NESTED = ("state_dict", "model")
@@ -87,6 +88,7 @@ def load_weights(model: nn.Module, path: str | Path, prefix: str = "") -> nn.Mod
     if differences:
         raise CheckpointError(
             f"'{path}' does not fit the model {type(model).__name__}: {'; '.join(differences)}."
+            f"{_advise_run(Path(path))}"
         )
     model.load_state_dict(state)
     return model
@@ -198,6 +200,9 @@ def _read(path: Path) -> Any:
     from safetensors.torch import load_file
 
     is_file = is_readable_file(path)
+    is_run = path.is_dir() and (path / MANIFEST).is_file()
+    if is_run or (is_file and path.suffix == ".mz"):
+        raise CheckpointError(f"weights '{path}': expected float weights.{_advise_run(path)}")
     if path.is_dir() or (path.name == INDEX and is_file):
         tensors = stored_tensors(path.parent if is_file else path)
         return {name: read_slices(x.file, name, _whole(x)) for name, x in tensors}
@@ -220,6 +225,23 @@ def _read(path: Path) -> Any:
         raise CheckpointError(
             f"'{path}' contains no readable weights: {NO_CODE}{_describe_object(error, path)}."
         ) from error
+
+
+def _advise_run(path: Path) -> str:
+    """Returns the way to use weights that chop has packed, or no text for other files."""
+    run = next((x for x in (path, path.parent) if (x / MANIFEST).is_file()), None)
+    if run is None and not path.with_suffix(".mz").is_file():
+        return ""
+    if run is not None and not (run / "model.mz").is_file():
+        return f" '{run}' is the output folder of a chop command: pass the float file."
+    use = (
+        f"MaseGraph.from_checkpoint('{path.with_suffix('')}') loads it"
+        if run is None
+        else f"pass the run itself in place of --model, as in chop evaluate {run}"
+    )
+    return (
+        f" chop wrote it, and compressed weights are packed codes: {use}, or pass the float file."
+    )
 
 
 def _whole(stored: Stored) -> tuple[slice, ...]:

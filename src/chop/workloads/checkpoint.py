@@ -289,7 +289,8 @@ def _as_numbers(
             raise ConfigError("text_column: your own model needs --tokenizer as well.")
         _check_has_numbers(config, data)
         _check_reads_texts(config, "numbers")
-        return with_vectors(data, [*inspect.signature(model.forward).parameters], [*task.parts])
+        parameters = [*inspect.signature(model.forward).parameters]
+        return with_vectors(data, parameters, [*task.parts], config.input_columns or ())
     is_running = config.stride is not None or is_running_text(data)
     data, tokenizer = get_tokenized_dataset(
         data,

@@ -275,8 +275,9 @@ def check_classes(
         lacking = f"; no training row is of {enumerate_names(others, MOST_NAMES)}" if others else ""
         raise ConfigError(
             f"the model returns {answers.shape[-1]} classes, and the rows have {len(names)}, "
-            f"{enumerate_names(names, MOST_NAMES)}{lacking}: remove the rows of other classes, or "
-            f"change the model.{_advise_spelling(names)}"
+            f"{enumerate_names(names, MOST_NAMES)}{lacking}: remove the rows of other classes"
+            f"{', or their names in --class-names,' * bool(others)} or change the model."
+            f"{_advise_spelling(names)}"
         )
     for rows in splits:
         task.check_labels(rows.labels)

@@ -35,6 +35,10 @@ IN_FILES = ("model", "dataset", "weights", "tokenizer", "evaluate", "loss", "dis
 """Settings with paths in which `~` is expanded, since shells expand only unquoted ones."""
 
 
+PIXELS = {"hint": "Divide a mean and a deviation of pixels from 0 to 255 by 255."}
+"""Metadata of settings in units of pixels from 0 to 1."""
+
+
 @dataclass(frozen=True)
 class _OwnFunctions:
     """Functions of the user as commands name them: `file.py:fn`.
@@ -122,11 +126,15 @@ class WorkloadConfig:
     label_column: str | None = field(default=None, metadata=MORE)
     input_columns: tuple[str, ...] | None = field(default=None, metadata=MORE)
     class_names: tuple[str, ...] | None = field(default=None, metadata=MORE)
-    pixel_mean: tuple[float, ...] | None = field(default=None, metadata=MORE)
-    pixel_std: Annotated[tuple[float, ...] | None, Range(above=0)] = field(
-        default=None, metadata=MORE
+    pixel_mean: Annotated[tuple[float, ...] | None, Range(0, 1)] = field(
+        default=None, metadata={**MORE, **PIXELS}
     )
-    image_size: tuple[int, ...] | None = field(default=None, metadata=MORE)
+    pixel_std: Annotated[tuple[float, ...] | None, Range(above=0, most=1)] = field(
+        default=None, metadata={**MORE, **PIXELS}
+    )
+    image_size: tuple[int, ...] | None = field(
+        default=None, metadata={**MORE, "hint": "Example: 224, or 224,320 for height and width."}
+    )
     channels: int | None = field(default=None, metadata=MORE)
     weights: str | None = field(default=None, metadata=MORE)
     task: str | None = field(default=None, metadata=MORE)

@@ -68,5 +68,10 @@ def _range(part: str, where: str) -> list[float]:
             f"{where}: '{part}': expected first <= last, a step above 0 and at most "
             f"{MAX_VALUES} values."
         )
+    if first < last < first + step:
+        raise ConfigError(
+            f"{where}: '{part}' has only its first value, since the step is {step}; give a smaller "
+            f"step, such as {first}:{last}:{min(ONE, (last - first) / 4):f}."
+        )
     values = [first + i * step for i in range(int((last - first) / step) + 1)]
     return [int(value) if value == int(value) else float(value) for value in values]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -280,6 +281,17 @@ class PruneSweepConfig(JudgedConfig, DistillConfig, WorkloadConfig):
 
 def _shares(given: str | float | tuple[float, ...], where: str) -> tuple[float, ...]:
     """Returns the sparsities of a sweep."""
+    if pattern := re.search(r"(?<![\d.:])[1-9]\d*:[1-9]\d*(?![\d.:])", str(given)):
+        raise ConfigError(
+            f"{where}: '{pattern[0]}' is a pattern of the weights, and the sweep prunes shares, as "
+            "0.5,0.9. In Python, prune_transform_pass has the pattern: "
+            f'{{"weight": {{"granularity": "{pattern[0]}"}}}}.'
+        )
+    if per_cent := re.search(r"(\d+(?:\.\d+)?)\s*%", str(given)):
+        share = float(per_cent[1]) / 100
+        raise ConfigError(
+            f"{where}: got '{given}', expected shares; for per cent, write {share:g}."
+        )
     shares = tuple(map(float, parse_range(given, where)))
     Range(0, below=1).check(shares, where)
     return shares

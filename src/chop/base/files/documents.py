@@ -131,7 +131,7 @@ def _reason(error: ValueError) -> str:
         return f"it is not UTF-8 text: byte {error.start} is invalid"
     if isinstance(error, tomllib.TOMLDecodeError):
         reasons = {
-            "Invalid value": "put texts in quotes",
+            "Invalid value": "put texts in straight quotes",
             "Cannot overwrite": "a name occurs twice",
         }
         advice = (x for start, x in reasons.items() if str(error).startswith(start))
