@@ -102,6 +102,8 @@ class Wider(Settings):
         ({"shares": math.nan}, "shares: got nan, expected 0 to below 1."),
         ({"shares": -INF}, "shares: got -inf, expected 0 to below 1."),
         ({"shares": {"fc1": 0.5, "fc2": 1}}, "shares['fc2']: got 1, expected 0 to below 1."),
+        ({"shares": 50}, "shares: got 50, expected 0 to below 1; for 50 %, write 0.5."),
+        ({"shares": 2}, "shares: got 2, expected 0 to below 1."),
         ({"each": [1, -1]}, "each[1]: got -1, expected 1 or more."),
     ],
 )

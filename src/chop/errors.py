@@ -142,9 +142,9 @@ SURE, FEW_NAMES, FEW_CHARACTERS = 0.7, 12, 300
 def did_you_mean(word: object, choices: Iterable[object]) -> str:
     """Returns a closing sentence with the nearest choice, or with all if none is near.
 
-    The only choice that begins with the word is the nearest one. A suggestion that is not very
-    similar is followed by all choices, if they are few and short. Of more than 60 choices, it lists
-    the first ones and the number of the others.
+    The only choice that begins with the word, or has it between underscores, is the nearest one. A
+    suggestion that is not very similar is followed by all choices, if they are few and short. Of
+    more than 60 choices, it lists the first ones and the number of the others.
 
     >>> did_you_mean("linaer", ["linear", "conv2d"])
     "did you mean 'linear'?"
@@ -154,6 +154,8 @@ def did_you_mean(word: object, choices: Iterable[object]) -> str:
     "did you mean 'mxint'?"
     >>> did_you_mean("int", ["mxint", "integer"])
     "did you mean 'integer'?"
+    >>> did_you_mean("layers", ["layer_norm_eps", "num_hidden_layers"])
+    "did you mean 'num_hidden_layers'?"
     >>> did_you_mean("bayes", ["tpe", "cmaes"])
     "did you mean 'cmaes'? All choices: cmaes, tpe."
     """
@@ -163,6 +165,7 @@ def did_you_mean(word: object, choices: Iterable[object]) -> str:
     by_fold = {name.casefold(): name for name in names}
     begin = str(word).casefold()
     longer = [name for fold, name in by_fold.items() if fold.startswith(begin)]
+    longer = longer or [name for fold, name in by_fold.items() if begin in fold.split("_")]
     if len(longer) == 1 and len(begin) >= LEAST_PREFIX:
         return f"did you mean '{longer[0]}'?"
     near = difflib.get_close_matches(begin, by_fold, n=1, cutoff=0.6)

@@ -14,6 +14,7 @@ from chop.actions.next_steps import (
     steps_after_blocks,
     steps_after_compression,
     steps_after_emit,
+    steps_after_pruning,
     steps_after_search,
     steps_after_sweep,
     steps_with_run,
@@ -125,6 +126,18 @@ def test_a_sweep_of_a_programs_own_model_has_no_command():
     (step,) = steps_after_sweep(config, "mlp", "8.4")
     assert step.code == "chop compress --model mlp --formats 8.4"
     assert steps_after_sweep(config, "Net", "8.4") == steps_after_sweep(config, "mlp", "") == []
+
+
+def test_a_pruned_model_is_made_smaller(tmp_path):
+    config = WorkloadConfig("mlp")
+    (step,) = steps_after_pruning(config, "mlp", None)
+    assert step.code == "chop compress --model mlp"
+    assert steps_after_pruning(config, "Net", None) == []
+    (tmp_path / "model.mz").touch()
+    lines = commands(steps_after_pruning(config, "mlp", tmp_path))
+    assert [line.split()[0] for line in lines] == ["export", "bench", "evaluate"]
+    own = commands(steps_after_pruning(WorkloadConfig("net.py:Net"), "net.py:Net", tmp_path))
+    assert all(line.endswith(" --trust-code") for line in own)
 
 
 def test_without_a_model_the_command_keeps_the_nearest(monkeypatch):

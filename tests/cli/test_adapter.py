@@ -12,6 +12,7 @@ import pytest
 import typer
 
 from chop.actions.bench.settings import BenchModelConfig
+from chop.actions.compress.settings import CompressConfig
 from chop.actions.search.format_settings import FormatSettings
 from chop.actions.search.settings import NasConfig, PrecisionConfig, SensitivityConfig
 from chop.actions.shard.settings import ShardConfig
@@ -20,6 +21,7 @@ from chop.cli.adapter import CommandGroup, build_command
 from chop.cli.app import app
 from chop.cli.command import Command, load
 from chop.cli.help import default_text
+from chop.cli.settings_file import read_settings
 from chop.cli.values import read_value
 from chop.errors import ConfigError
 from chop.runs import as_json
@@ -217,6 +219,13 @@ def test_options_of_the_command_line_are_no_settings_of_a_file(tmp_path, capsys)
 def test_files_with_escapes_or_settings_of_another_command(toml, message, tmp_path, capsys):
     with pytest.raises(ConfigError, match=message):
         run([], tmp_path, capsys, toml=toml)
+def test_keys_of_a_file_may_be_written_like_options(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text("qat-epochs = 2\nformat = '8.auto'\n")
+    assert read_settings(file, {}, CompressConfig) == {"qat_epochs": 2, "formats": "8.auto"}
+    file.write_text("qat-epochs = 2\nqat_epochs = 3\n")
+    with pytest.raises(ConfigError, match="'qat_epochs' is given twice"):
+        read_settings(file, {}, CompressConfig)
 
 
 def test_a_comma_before_a_field_does_not_divide_a_value():
@@ -374,7 +383,7 @@ def test_arguments_are_whole_and_options_are_cut_at_commas(capsys):
 
     with pytest.raises(SystemExit):
         build_command(Command(compare, is_slow=False), "try")(["a,b", "c", "--labels", "d,e"])
-    assert found == [["a,b", "c"], ["d", "e"]]
+    assert found == [("a,b", "c"), ("d", "e")]
 
 
 @pytest.mark.parametrize("words", ["--json -q doctor", "doctor -q --json"])

@@ -1,5 +1,6 @@
 """Options that are given twice: lists are joined, and nothing is dropped."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,8 @@ def test_a_command_with_a_repeated_option_ends_with_the_sentence(words, capsys):
         (["compress", "--dataset", "a.csv", "b.csv"], "--dataset takes one file or folder: put"),
         (["compress", "--config", "a.csv", "b.csv"], "--config takes one value: leave out b.csv"),
         (["compress", "--dataset", "a.csv", "b.csv", "c.csv"], "put a.csv and b.csv into a folder"),
+        (["search", "precision", "runs/x"], "pass the model with --model, data with --dataset"),
+        (["sweep", "quantize", "--widths", "4", "8"], "Got '8', and .* a list with commas"),
         (
             ["sweep", "quantize", "--weights", "a.csv", "b.csv", "c.csv"],
             "--weights takes one value",
@@ -80,7 +83,7 @@ def test_a_second_file_after_an_option_is_named(words, expected, tmp_path, monke
     with pytest.raises(SystemExit) as ended:
         app(words, prog_name="chop")
     message = " ".join(capsys.readouterr().err.replace("│", " ").split())
-    assert ended.value.code == 2 and expected in message
+    assert ended.value.code == 2 and re.search(expected, message)
 
 
 @pytest.mark.parametrize("words", [["--model", "runs/x"], ["--model=runs/x"], ["runs/x"]])

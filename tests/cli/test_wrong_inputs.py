@@ -251,7 +251,10 @@ def test_half_a_checkpoint_is_named_by_its_missing_file(message, missing, name, 
             ("bench", "softmax", "--threads", 100_000),
             "chop bench softmax --threads: got 100000, expected 1 to 1024.",
         ),
-        (("report", "no_mz", "--out", "page.pdf"), "--out: 'page.pdf': expected an HTML file"),
+        (
+            ("report", "no_mz", "--out", "runs/page"),
+            "--out: 'runs/page': expected an HTML file, such as 'runs/page.html'.",
+        ),
         (compress("net.py:Text", "rows.csv"), "the model has none of the operators"),
         (
             compress("net.py:Net", "rows.csv", "--rotation", "group"),
@@ -260,6 +263,10 @@ def test_half_a_checkpoint_is_named_by_its_missing_file(message, missing, name, 
         (
             ("search", "precision", "--model", "mlp", "--widths", "0:3", "--limit", 16),
             "width: no searched format (integer) can have 0; leave it out.",
+        ),
+        (
+            ("search", "resume", "no_mz", "--trials", -5),  # before the storage is read
+            "chop search resume --trials: got -5, expected 1 to 1000000000.",
         ),
         (
             ("evaluate", "mlp", "--gen-kwargs", '{"a": 1}'),

@@ -308,6 +308,26 @@ def test_what_leaves_without_a_format_is_refused_with_a_way_out(more):
         passes.lower_to_integer_transform_pass(mg, {"batches": [{"x": x}]})
 
 
+def test_inputs_without_a_number_are_reported():
+    batch = {"input": torch.rand(8, 4)}
+    mg = MaseGraph(nn.Sequential(nn.Linear(4, 2)).eval(), dummy_in=batch)
+    mg, _ = passes.quantize_transform_pass(mg, {"by": "type", "linear": {"config": FIXED}})
+    given = {"input": batch["input"].masked_fill(torch.eye(8, 4, dtype=torch.bool), torch.nan)}
+    with pytest.warns(UserWarning, match="batches: the input 'input' has NaN, .* remove such rows"):
+        passes.lower_to_integer_transform_pass(mg, {"batches": [batch, given]})
+
+
+def test_inputs_behind_a_norm_of_the_host_are_reported():
+    batch = {"input": torch.rand(8, 4)}
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)).eval()
+    mg, _ = passes.quantize_transform_pass(
+        MaseGraph(model, dummy_in=batch), {"by": "type", "linear": {"config": FIXED}}
+    )
+    given = {"input": batch["input"] * 255}
+    with pytest.warns(UserWarning, match="output of '0', which the host computes, are far outside"):
+        passes.lower_to_integer_transform_pass(mg, {"batches": [given]})
+
+
 @pytest.mark.parametrize(("x", "is_outside"), [(1.0, False), (0.0, False), (255.0, True)])
 def test_inputs_outside_of_the_range_of_their_format_are_reported(tmp_path, recwarn, x, is_outside):
     batch = {"x": torch.rand(8, 4)}

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from chop import MaseGraph, passes
-from chop.errors import ConfigError, GuardError
+from chop.errors import CheckpointError, ConfigError, GuardError
 from chop.hardware.design.emit import emit
 
 EIGHT = {"by": "type", "default": {"config": {"name": "integer", "width": 8, "frac_width": 5}}}
@@ -259,6 +259,14 @@ def test_inputs_that_are_no_numbers_have_no_golden_values(tmp_path):
     with pytest.warns(UserWarning, match="100% of the numbers .* far outside of the range"):
         _, info = passes.emit_cocotb_transform_pass(integers, settings)
     assert info["samples"] == 2
+
+
+def test_a_folder_of_another_model_is_not_simulated(tmp_path):
+    x = {"input": torch.randn(3, 4)}
+    first, other = (lowered(nn.Sequential(nn.Linear(4, 2)), x) for _ in range(2))
+    passes.emit_cocotb_transform_pass(first, {"project_dir": tmp_path, "fold": 4})
+    with pytest.raises(CheckpointError, match="has the circuit of another graph"):
+        passes.run_cosim_analysis_pass(other, {"project_dir": tmp_path})
 
 
 @pytest.mark.sampled(3)

@@ -163,6 +163,11 @@ def test_a_run_with_a_transformers_folder_names_it(tmp_path):
             {"storage": "sqlite:////data/x.db"},
             "chop search export sqlite:////data/x.db --name a best.toml",
         ),
+        (
+            "search precision",
+            {"model": "net.py:Net"},
+            "best.toml --trust-code, then chop compress --config best.toml --trust-code;",
+        ),
         ("search nas", {}, "its best models in '{folder}/best'"),
     ],
 )

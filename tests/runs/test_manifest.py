@@ -69,7 +69,7 @@ def test_a_run_that_goes_on_says_so(tmp_path):
 @pytest.mark.parametrize(
     "error, state, told",
     [
-        (ConfigError("too few"), "failed", "ConfigError: too few"),
+        (CheckpointError("too few"), "failed", "CheckpointError: too few"),
         (KeyboardInterrupt(), "interrupted", "KeyboardInterrupt: "),
         (SystemExit(1), "failed", "SystemExit: 1"),
     ],
@@ -90,6 +90,21 @@ def test_a_run_that_stops_says_by_what_and_keeps_what_finished_before(error, sta
     assert list(results.rows) == ROWS and results.settings["widths"] == [4, 8]
     finish(tmp_path)
     assert read_manifest(tmp_path).last_finished is None
+
+
+def test_a_refused_run_leaves_the_manifest_of_the_finished_one(tmp_path):
+    with pytest.raises(ConfigError), runs.start("sweep", {}, tmp_path):
+        raise ConfigError("too few")
+    assert read_manifest(tmp_path).state == "failed"  # there is no finished one
+    finish(tmp_path)
+    held = (tmp_path / "manifest.json").read_text()
+    with pytest.raises(ConfigError), runs.start("sweep", {"seed": 1}, tmp_path):
+        raise ConfigError("too few")
+    assert (tmp_path / "manifest.json").read_text() == held
+    with pytest.raises(ConfigError), runs.start("sweep", {"seed": 1}, tmp_path):
+        write_text(tmp_path / "table.csv", "replaced")
+        raise ConfigError("too few")
+    assert read_manifest(tmp_path).state == "failed"
 
 
 RUNNING = """
@@ -481,3 +496,6 @@ def test_a_file_instead_of_a_run_is_called_no_folder(tmp_path):
     (tmp_path / "iris.csv").write_text("a,b\n")
     with pytest.raises(CheckpointError, match="iris.csv' is not a folder: expected the output"):
         read_manifest(tmp_path / "iris.csv")
+    finish(tmp_path)
+    with pytest.raises(CheckpointError, match=f"command, such as '{tmp_path}', which has this"):
+        read_manifest(tmp_path / "table.md")

@@ -223,7 +223,7 @@ def test_any_optuna_sampler_and_callbacks_keep_working(space):
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"goals": Goal("bits", "minimize")}, "started with other goals"),
+        ({"goals": Goal("bits", "minimize")}, "other goals: maximize accuracy, now minimize bits"),
         ({"problem": {"weights": "b"}}, "'weights' was a, now b"),
         ({"space": SearchSpace((Choice("layer0", {"4": 4}),))}, "started with other choices"),
         ({"sampler": "cmaes"}, "started with other options as"),

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from chop.base.trust import confirmation
 from chop.report.command_line import command_line
 from chop.report.report import Step
 from chop.runs import read_manifest
@@ -172,6 +173,22 @@ def steps_after_sweep(config: WorkloadConfig, name: str, number_format: str) -> 
         return []
     code = f"chop compress {workload_options(config)} --formats {number_format}"
     return [Step(f"Compress to {number_format}, the smallest format with little loss", code)]
+
+
+def steps_after_pruning(config: WorkloadConfig, name: str, run: Path | None) -> list[Step]:
+    """Returns steps that make the model smaller, because zeros alone do not.
+
+    Args:
+        config: settings of the sweep.
+        name: name of the model. A model of a Python program has no command line.
+        run: output folder of `chop compress` whose model was pruned, or None.
+    """
+    if run is not None:
+        return steps_with_run(run, "sweep prune", confirmation(config.model))
+    if name != config.model:
+        return []
+    code = f"chop compress {workload_options(config)}"
+    return [Step("Quantize the model: zeros alone make no file smaller", code)]
 
 
 def steps_after_emit(out: Path) -> list[Step]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,7 +39,7 @@ MODEL_SETTINGS = tuple(
 """Settings of a run that select its model and rows."""
 UNSET = {"limit": "all rows", "dataset": "the data set of its model"}
 """Meaning of None for these settings."""
-CIRCUIT = "; chop emit --check-only checks it, and --place is given with the model"
+CIRCUIT = "; chop emit {} --check-only checks it, and --place is given with the model"
 """End of the message for the folder of a circuit."""
 RESULT, REPORT = "result.json", "report.json"
 """Files by which a folder without a manifest is recognized as that of a run."""
@@ -147,10 +148,11 @@ def check_saved_model(start: Path | None) -> None:
     results = read_manifest(start).results if (start / MANIFEST).exists() else None
     if results is not None and results.kind != "compress":
         own = results.settings.get("model")
+        circuit = CIRCUIT.format(shlex.quote(str(start))) if results.kind == "emit" else ""
         start_again = f"; to start from its model, pass --model {own} with its other options"
         raise CheckpointError(
             f"'{start}' is from chop {results.kind}: expected a folder of chop compress, or a "
-            f"quantized checkpoint{CIRCUIT * (results.kind == 'emit')}{start_again * bool(own)}."
+            f"quantized checkpoint{circuit}{start_again * bool(own)}."
         )
     if results is not None and all(each.path != WEIGHTS for each in results.artifacts):
         raise no_model(start)

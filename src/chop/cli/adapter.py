@@ -23,6 +23,7 @@ from typer.core import TyperCommand, TyperGroup
 from chop.base.docstrings import entries, split_section
 from chop.base.plugins import import_plugin
 from chop.cli.command import (
+    ALIASES,
     COMMANDS_WITH,
     COMMON,
     FIGURES,
@@ -37,23 +38,6 @@ from chop.cli.names import completions, find_group, with_lists
 from chop.cli.values import is_list, is_mapping, members
 from chop.config import MORE, Range
 
-ALIASES = {
-    "batch_sizes": "batch",
-    "budgets": "budget",
-    "caches": "cache",
-    "dtypes": "dtype",
-    "fields": "field",
-    "formats": "format",
-    "goals": "goal",
-    "iterations": "iteration",
-    "masks": "mask",
-    "models": "model",
-    "modes": "mode",
-    "overrides": "override",
-    "shapes": "shape",
-    "start_from": "from",
-}
-"""Second names of options with several values, and of one whose name is a Python keyword."""
 PER_CENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")
 NUMBER = re.compile(r"[\d.:]+")
 """Number or range in a list of them."""
@@ -227,6 +211,11 @@ class _SingleCommand(TyperCommand):
             if option.multiple or option.type_descriptor.annotation is str:
                 blank = "" if option.multiple else ", and a text with blanks in quotes"
                 ctx.fail(f"{name}: write a list with commas, as in {','.join(values)}{blank}")
+        if extra and "--model" in options and not arguments:
+            ctx.fail(
+                f"Got '{extra[0]}', and this command has no arguments: pass the model with "
+                "--model, and data with --dataset."
+            )
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Writes the help page with the most used options."""

@@ -76,6 +76,23 @@ FIGURES = Annotated[
     ),
 ]
 """Option of jobs, and of commands that write a job's results."""
+ALIASES = {
+    "batch_sizes": "batch",
+    "budgets": "budget",
+    "caches": "cache",
+    "dtypes": "dtype",
+    "fields": "field",
+    "formats": "format",
+    "goals": "goal",
+    "iterations": "iteration",
+    "masks": "mask",
+    "models": "model",
+    "modes": "mode",
+    "overrides": "override",
+    "shapes": "shape",
+    "start_from": "from",
+}
+"""Second names of options with several values, and of one whose name is a Python keyword."""
 FIELDS = "__dataclass_fields__"
 COMMON: dict[str, Any] = {"as_json": AS_JSON, "verbose": VERBOSE, "quiet": QUIET}
 """Flags of `chop` and of every command."""

@@ -107,14 +107,20 @@ def _run_with(
     command: Command, where: str, values: dict[str, Any], file: Path | None
 ) -> tuple[Any, Any]:
     """Runs a command with parsed option values; returns its settings and result."""
+    from chop.config import convert, parse
+
     parameters = inspect.signature(command.source).parameters
     if not command.settings:
+        # Before the function reads a file, or asks to trust one.
+        hints = typing.get_type_hints(command.source, include_extras=True)
+        values = {
+            name: convert(value, hints[name], f"{where} --{name.replace('_', '-')}")
+            for name, value in values.items()
+        }
         positional = [n for n, p in parameters.items() if p.kind is POSITIONAL]
         arguments = [values.get(name, parameters[name].default) for name in positional]
         named = {name: value for name, value in values.items() if name not in positional}
         return values, command.run(*arguments, **named)
-    from chop.config import parse
-
     cls = load(command.settings)
     given = read_settings(file, values, cls) if file else values
     settings = parse(cls, given, str(file or where))

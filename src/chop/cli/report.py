@@ -34,7 +34,9 @@ def report(runs: tuple[str, ...], /, *, out: Path | None = None, open: bool = Fa
     if out is not None and out.expanduser().is_dir():
         raise ConfigError(f"--out: '{out}' is a folder, expected a file such as '{out / PAGE}'.")
     if out is not None and out.suffix.lower() not in (".html", ".htm"):
-        raise ConfigError(f"--out: '{out}': expected an HTML file, such as '{out.stem}.html'.")
+        raise ConfigError(
+            f"--out: '{out}': expected an HTML file, such as '{out.with_suffix('.html')}'."
+        )
     folders = [Path(run).expanduser() for run in runs]
     path = write_page(folders, out or Path(folders[0] if len(runs) == 1 else "") / PAGE)
     count = f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from chop.cli.adapter import command_group
 from chop.cli.command import Command, deferred
+from chop.config import Range
 
 LIFE = """[bold]Several searches[/]: --seeds 3, --samplers random,tpe. Each is a study
 NAME-SAMPLER-seed-N with its own folder; OUT/NAME-compared has the figure best-so-far
@@ -146,8 +147,8 @@ def resume(
     /,
     *,
     name: str | None = None,
-    trials: int | None = None,
-    workers: int | None = None,
+    trials: Annotated[int | None, Range(1, 10**9)] = None,
+    workers: Annotated[int | None, Range(1, 1024)] = None,
     out: Path | None = None,
 ) -> Any:
     """Resume a search.
@@ -201,7 +202,7 @@ def export(
     /,
     *,
     name: str | None = None,
-    trial: int | None = None,
+    trial: Annotated[int | None, Range(0)] = None,
 ) -> Any:
     """Export the best configuration for chop compress, or all trials for Optuna.
 
@@ -235,7 +236,12 @@ def export(
 
 
 def dashboard(
-    where: str, /, *, name: str | None = None, host: str = "127.0.0.1", port: int = 8080
+    where: str,
+    /,
+    *,
+    name: str | None = None,
+    host: str = "127.0.0.1",
+    port: Annotated[int, Range(0, 65535)] = 8080,
 ) -> None:
     """Serve a search in Optuna's dashboard.
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from chop.base.plugins import check_module_name, import_plugin
 from chop.base.trust import check_code, check_import, check_place
-from chop.cli.command import COMMANDS_WITH, load
-from chop.errors import ConfigError
+from chop.cli.command import ALIASES, COMMANDS_WITH, load
+from chop.errors import ConfigError, check_distinct
 
 OPTIONS = {
     name: f"--{name.replace('_', '-')}"
@@ -28,6 +29,8 @@ MODEL_SETTINGS = ("weights", "overrides", "skip", "layers")
 def read_settings(file: Path, given: Mapping[str, Any], cls: type) -> dict[str, Any]:
     """Merges the settings of a TOML file with options, which have priority.
 
+    Keys may be written like options: with hyphens, or as their second names.
+
     Args:
         file: the TOML file.
         given: settings of the command line.
@@ -39,7 +42,12 @@ def read_settings(file: Path, given: Mapping[str, Any], cls: type) -> dict[str, 
     """
     from chop.config import check_keys, check_text, load_toml
 
-    settings = load_toml(file)
+    known = {field.name for field in fields(cls)}
+    second = {ALIASES[x]: x for x in known & ALIASES.keys() if ALIASES[x] not in known}
+    document = load_toml(file)
+    names = [second.get(key, key.replace("-", "_")) for key in document]
+    check_distinct(names, str(file))
+    settings = dict(zip(names, document.values(), strict=True))
     for name in sorted(settings.keys() & OPTIONS.keys()):
         raise ConfigError(f"{file}: '{name}' is no setting: pass {OPTIONS[name]} as an option.")
     modules = settings.pop("import", ())

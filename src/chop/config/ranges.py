@@ -9,6 +9,9 @@ from typing import Any
 
 from chop.errors import ConfigError
 
+PERCENT = 5
+"""Smallest number for which a message about a share explains per cent."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Range:
@@ -57,4 +60,6 @@ class Range:
                 self.check(member, f"{where}['{key}']")
         for number in value if isinstance(value, list | tuple) else (value,):
             if isinstance(number, numbers.Real) and number not in self:
-                raise ConfigError(f"{where}: got {number}, expected {self}.")
+                is_percent = 1 in (self.most, self.below) and PERCENT <= float(number) <= 100
+                advice = f"; for {number:g} %, write {number / 100:g}" if is_percent else ""
+                raise ConfigError(f"{where}: got {number}, expected {self}{advice}.")

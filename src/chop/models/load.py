@@ -17,6 +17,7 @@ from chop.base.files.documents import read_json
 from chop.base.files.library_errors import get_reason, is_of_library, library_errors
 from chop.base.hub import hub_folder, hub_is_reachable
 from chop.base.installed import fitting_packages
+from chop.base.trust import confirmation
 from chop.config import Range, convert, with_checked_arguments
 from chop.data.builtin_names import advice_of_builtin, report_choice
 from chop.errors import (
@@ -274,9 +275,10 @@ def _why_none(folder: Path) -> str:
             text = shlex.quote(str(folder))
             if storage:
                 text = f"{shlex.quote(str(storage))} --name {shlex.quote(folder.name)}"
+            trust = confirmation(manifest.settings)
             return (
-                f"chop {kind} wrote it; run chop search export {text} best.toml, then "
-                "chop compress --config best.toml; "
+                f"chop {kind} wrote it; run chop search export {text} best.toml{trust}, then "
+                f"chop compress --config best.toml{trust}; "
             )
         if saved := saved_model(folder):
             return f"chop {kind} wrote it; pass its model '{saved}'; "

@@ -162,6 +162,8 @@ def read_manifest(folder: str | Path) -> Manifest:
             runs = sorted(folder.glob(f"*/{MANIFEST}")) if folder.is_dir() else []
             listed = enumerate_names([f"'{path.parent}'" for path in runs], MOST_NAMES)
             advice = f"; it contains {listed}" if runs else ""
+            if folder.is_file() and (folder.parent / MANIFEST).exists():
+                advice = f", such as '{folder.parent}', which has this file"
             raise CheckpointError(
                 f"'{folder}' {lacks}: expected the output folder of a chop command{advice}."
             ) from None

@@ -90,7 +90,10 @@ class Run:
         self.written[:] = [x for x in self.written if not x.resolve().is_relative_to(inside)]
 
     def end(self, error: BaseException | None) -> None:
-        """Writes the end of the run, unless another run has started in the folder since."""
+        """Writes the end of the run, unless another run has started in the folder since.
+
+        A run that was refused before it wrote a file leaves the manifest of the finished run.
+        """
         if self.manifest.state == "finished":
             return
         if not self._is_latest():
@@ -100,6 +103,11 @@ class Run:
         if error is None:
             finished = self._finished(self._artifacts())
             self.manifest = write_manifest(self.folder / MANIFEST, finished)
+            return
+        held = self.manifest.last_finished
+        if held is not None and isinstance(error, ConfigError) and not self.written:
+            with suppress(WriteError):
+                self.manifest = write_manifest(self.folder / MANIFEST, held)
             return
         self.manifest = replace(
             self.manifest,

@@ -23,8 +23,9 @@ from chop.base.files.reading import open_regular
 from chop.base.files.temporary import scratch_folder
 from chop.base.installed import require
 from chop.base.tables import printable
-from chop.errors import ChopError, UnavailableError, WriteError
-from chop.search.location import MEMORY, list_secrets, storage_file, without_password
+from chop.errors import CheckpointError, ChopError, UnavailableError, WriteError
+from chop.runs import read_manifest
+from chop.search.location import FILE_NAME, MEMORY, list_secrets, storage_file, without_password
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -151,6 +152,12 @@ def _check_file(file: Path, create: bool) -> None:
     name = _quoted(file)
     logs = [log for log in _logs(file) if _is_log(log)]
     if not file.exists():  # checked after its logs, which another worker may create meanwhile
+        is_beside = (file.parent.parent / FILE_NAME).exists()  # of the study in this folder
+        if not create and not is_beside and (kind := _kind_of_run(file)):
+            raise UnavailableError(
+                f"{_quoted(file.parent)} is from chop {kind}: expected the output folder of a chop "
+                "search, or its storage."
+            )
         if not create:
             raise UnavailableError(f"no search found in {name}.")
         if logs:
@@ -348,6 +355,11 @@ def _storage_error(url: str, error: BaseException, begun: bool) -> ChopError:
     name = f"storage '{without_password(url)}'"
     is_unreadable = isinstance(error, UNREADABLE) and storage_file(url) is not None
     if kind.startswith(DAMAGED) or is_unreadable or reason.startswith(NO_TEXT):
+        file = storage_file(url)
+        if file is not None and file.name != FILE_NAME and _kind_of_run(file):
+            return UnavailableError(
+                f"{name} is no search: expected {FILE_NAME}, or the folder {_quoted(file.parent)}."
+            )
         return UnavailableError(
             f"{name} is no search or is damaged ({reason[:60]}): restore it from a copy, or choose "
             "another file or folder for a new search."
@@ -360,6 +372,13 @@ def _storage_error(url: str, error: BaseException, begun: bool) -> ChopError:
         )
     again = f"{safe}. When it is available, run the same search or `chop search resume`"
     return UnavailableError(f"{name} cannot be used: {reason}{again if begun else ''}.")
+
+
+def _kind_of_run(file: Path) -> str:
+    """Returns the command whose output folder a file is in, or ""."""
+    with contextlib.suppress(CheckpointError):
+        return read_manifest(file.parent).kind
+    return ""
 
 
 def _reason(url: str, error: BaseException) -> str:

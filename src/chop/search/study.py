@@ -387,4 +387,10 @@ def _difference(part: str, old: Any, new: Any) -> str:
             return f"values behind the same option texts of choice '{names[0]}'"
         if names:
             return f"{part}: '{names[0]}' was {old.get(names[0])}, now {new.get(names[0])}"
+    if part == "goals":
+        old, new = (", ".join(_describe_goal(*goal) for goal in goals) for goals in (old, new))
     return f"{part}: {old}, now {new}"
+
+
+def _describe_goal(name: str, direction: str, bound: float | None) -> str:
+    return f"{direction} {name}" + ("" if bound is None else f" (bound {bound:g})")

@@ -61,7 +61,8 @@ def test_formats_are_checked_before_anything_is_read(text, tmp_path):
 def test_a_circuit_in_the_place_of_a_model_is_named_as_one(emitted):
     out, _ = emitted
     with pytest.raises(
-        CheckpointError, match="is from chop emit: expected a folder of chop compress"
+        CheckpointError,
+        match=f"is from chop emit: expected a folder of chop .*; chop emit {out} --check-only",
     ):
         emit(EmitConfig(out=out.parent / "again", start_from=out))
     run = out.parent / "run"
@@ -281,10 +282,11 @@ def test_a_golden_value_whose_hash_was_forged_fails_in_the_graph(copied):
 def test_only_emitted_folders_can_be_checked(tmp_path):
     with pytest.raises(CheckpointError, match=r"has no manifest.json"):
         emit(EmitConfig(out=tmp_path, check_only=True))
-    with runs.start("sweep", {}, tmp_path):
+    with runs.start("compress", {}, tmp_path):
         pass
     with pytest.raises(
-        CheckpointError, match="a run of 'sweep', finished: expected a finished run of"
+        CheckpointError,
+        match="a run of 'compress', finished: expected a finished run of .* leave out --check-only",
     ):
         emit(EmitConfig(out=tmp_path, check_only=True))
 

@@ -245,6 +245,10 @@ def test_the_command_compares(six, tmp_path):
     done = CliRunner().invoke(app, told)
     assert done.exit_code == 0, done.output
     assert [row["searches"] for row in table(out)] == ["a", "b"]
+    first, second = sorted(table(out), key=lambda row: float(row["best (median)"]))
+    said = " ".join(done.output.split())
+    assert f"Best KL divergence (median over the seeds): {first['searches']} " in said
+    assert f", {second['searches']} {float(second['best (median)']):.3g}" in said
     assert str(out / "best-so-far.svg") in done.output.replace("\n", "")
     missing = CliRunner().invoke(app, ["search", "compare", str(tmp_path / "none")])
     assert isinstance(missing.exception, UnavailableError)

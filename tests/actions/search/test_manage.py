@@ -217,12 +217,16 @@ def test_mistakes_are_named(begun, tmp_path):
         show_search(str(tmp_path / "nowhere.db"))
     with runs.start("compress", {}, tmp_path / "run"):
         pass
-    with pytest.raises(ConfigError, match="run' is from chop compress: expected the output folder"):
+    with pytest.raises(UnavailableError, match="run' is from chop compress: expected the output"):
         show_search(str(tmp_path / "run"))
+    with pytest.raises(UnavailableError, match="is no search: expected search.db, or the folder"):
+        show_search(str(begun / "toy" / "result.json"))
     with pytest.raises(ConfigError, match="did you mean 'toy'"):
         show_search(str(begun), "toyy")
-    with pytest.raises(ConfigError, match="trial 99"):
+    with pytest.raises(ConfigError, match="trial 99.*best first: 3, 2, 5, 1, 4, 0"):
         export_best(str(begun), tmp_path / "x.toml", trial=99)
+    with pytest.raises(ConfigError, match="6 are measured already.* for 2 more, pass 8"):
+        resume_search(str(begun), trials=2)
     prepare(ToyConfig(out=begun, name="other")).run(until=1, progress=False)
     with pytest.raises(ConfigError, match="several studies. Give one as name .--name.: other, toy"):
         show_search(str(begun))
@@ -270,7 +274,7 @@ def test_a_copied_or_moved_folder_is_gone_on_with_where_it_is(is_moved, toy, tmp
     assert files_of(tmp_path / "runs") == before
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert resume_search("../copy/toy", trials=7).counts == result.counts
+    assert resume_search("../copy/toy", trials=8).counts == result.counts
     export_best("../copy", Path("best.toml"))
     assert [path.name for path in Path().iterdir()] == ["best.toml"]
 

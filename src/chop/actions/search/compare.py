@@ -10,7 +10,7 @@ from statistics import mean, median
 from typing import Any
 
 from chop.actions.job import Job, load_nothing, run_job
-from chop.errors import ConfigError, check_known
+from chop.errors import MOST_NAMES, ConfigError, check_known, enumerate_names
 from chop.report.charts.accuracy import Curve, Trials, accuracy_charts
 from chop.report.charts.best_so_far import Run, best_so_far_charts, value_at
 from chop.report.measured import MeasuredTable, report_of_tables
@@ -113,6 +113,7 @@ def compare_searches(
     named = dataclasses.replace(metric, name=chosen.name)
     figures |= _trials_figure(curves, named, baselines, heading)
     report = report_of_tables({"table": table}, rows, figures)
+    report = dataclasses.replace(report, closing=[_verdict(rows, chosen, metric)])
     job: Job[Settings, None, Rows] = Job("search compare", lambda *_: report, load_nothing)
     return run_job(job, Settings(tuple(searches), name, tuple(labels), goal, Path(out)))
 
@@ -220,6 +221,14 @@ def _row(label: str, group: Sequence[Compared], runs: Sequence[Run]) -> dict[str
         **at,
         "seconds": round(median(sum(t.seconds or 0 for t in r.trials) for r in results), 1),
     }
+
+
+def _verdict(rows: Rows, goal: Goal, metric: Metric) -> str:
+    """Returns the order of the best curves, by the median over their seeds, in a sentence."""
+    ranked = sorted(rows, key=lambda row: goal.loss(row["best (median)"]))
+    listed = [f"{row['searches']} {metric.format_value(row['best (median)'])}" for row in ranked]
+    seeds = "median over the seeds" if any(row["seeds"] > 1 for row in rows) else "one seed each"
+    return f"Best {in_words(goal.name)} ({seeds}): {enumerate_names(listed, MOST_NAMES)}."
 
 
 def _unprinted(rows: Sequence[Mapping[str, Any]]) -> set[str]:

@@ -29,9 +29,8 @@ from chop.base.plugins import (
 from chop.base.tables import print_table, printable
 from chop.base.trust import check_code, check_place, is_allowed_place, options_naming
 from chop.config import parse
-from chop.errors import ConfigError, UnavailableError
+from chop.errors import ConfigError, enumerate_names
 from chop.kernels.matmul_precision import matmul_precision
-from chop.runs import MANIFEST, read_manifest
 from chop.runs.interrupt import with_interruption_note
 from chop.search import Result, Search, TrialRecord
 from chop.search.location import MEMORY, storage_file, without_password
@@ -43,20 +42,6 @@ OWN_FOLDER = f"runs/search-worker-{os.getpid()}"
 """Default folder for models of a worker on a server's search."""
 
 
-def _load_search(storage: str, name: str | None) -> tuple[dict[str, Any], Result]:
-    """Reads a search. An error about the output folder of another command names the command."""
-    try:
-        return load_search(storage, name)
-    except UnavailableError:
-        if not (Path(storage) / MANIFEST).is_file():
-            raise
-        kind = read_manifest(storage).kind
-        raise ConfigError(
-            f"'{storage}' is from chop {kind}: expected the output folder of a chop search, or its "
-            "storage."
-        ) from None
-
-
 def show_search(storage: str, name: str | None = None) -> Result:
     """Prints a search: outcomes, the best trials, and a table of the choices.
 
@@ -64,7 +49,7 @@ def show_search(storage: str, name: str | None = None) -> Result:
         storage: output folder, file or URL of a search.
         name: name of the study. Default: the storage's only study.
     """
-    study, result = _load_search(storage, name)
+    study, result = load_search(storage, name)
     counts = [
         {"trials": count, "outcome": outcome, "meaning": OUTCOMES[outcome]}
         for outcome, count in result.counts.items()
@@ -97,9 +82,15 @@ def resume_search(
         workers: number of processes. Default: as started.
         out: folder for the results. Default: as started.
     Raises:
-        ConfigError: if the storage names code, or a folder elsewhere, see `chop.base.trust`.
+        ConfigError: if the storage names code, or a folder elsewhere, see `chop.base.trust`, or
+            more than `trials` are measured already.
     """
-    study, _ = _load_search(storage, name)
+    study, result = load_search(storage, name)
+    if trials is not None and trials < (held := len(result.measured)):
+        raise ConfigError(
+            f"trials: got {trials}, and {held} are measured already. It is the total number: for "
+            f"{trials} more, pass {held + trials}."
+        )
     changes = {"trials": trials, "workers": workers, "out": None if out is None else str(out)}
     command = _command("resume", [storage], {"name": name, **changes})
     job, config = _rebuilt(study, changes, command)
@@ -118,7 +109,7 @@ def work_for(url: str, name: str | None = None, out: Path | None = None) -> Resu
     Raises:
         ConfigError: if the storage names code, or a folder elsewhere, see `chop.base.trust`.
     """
-    study, _ = _load_search(url, name)
+    study, _ = load_search(url, name)
     own = None if storage_file(study["url"]) else OWN_FOLDER
     changes = {"workers": 1, "out": own if out is None else str(out)}
     command = _command("worker", [without_password(url)], {"name": name, "out": out})
@@ -142,10 +133,10 @@ def export_best(
         trial: number of a trial. Default: the best trial.
     Returns: the written settings.
     """
-    study, result = _load_search(storage, name)
+    study, result = load_search(storage, name)
     command = _command("export", [storage, str(path)], {"name": name, "trial": trial})
-    job, config = _rebuilt(study, {}, command, writes=False)
     chosen = _choose(result, trial)
+    job, config = _rebuilt(study, {}, command, writes=False)
     with _writable(config) as out:
         settings = job.export(dataclasses.replace(config, out=out), chosen.config)
     settings = {**import_setting(), **settings}
@@ -243,7 +234,10 @@ def _choose(result: Result, number: int | None) -> TrialRecord:
         return result.best
     trial = next((t for t in result.trials if t.number == number and t.values), None)
     if trial is None:
-        raise ConfigError(f"trial {number}: no measured trial has that number.")
+        numbers = enumerate_names([str(t.number) for t in result.ranked], TOP)
+        raise ConfigError(
+            f"trial {number}: no measured trial has that number; best first: {numbers}."
+        )
     return trial
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from chop import passes
 from chop.actions.idle_training import note_idle_training
 from chop.actions.job import Job, Output, load_checked, run_job
+from chop.actions.next_steps import steps_after_pruning
 from chop.actions.starting_run import config_of_run
 from chop.actions.sweep.experiment import FLOAT, JOURNAL, START, Experiment, Results, Sweep
 from chop.actions.sweep.settings import PruneSetting, PruneSweepConfig
@@ -94,7 +96,11 @@ def _sweep(
         figures |= _figures(config, workload, part, points)
     report = report_of_tables({"table": table}, rows, figures)
     stages = [stage for stage in STAGES if stage in rows[0]]
-    return with_verdict(report, metric, stages, "sparsity", "greatest", "method", workload.dataset)
+    report = with_verdict(
+        report, metric, stages, "sparsity", "greatest", "method", workload.dataset
+    )
+    steps = steps_after_pruning(config, workload.name, config.start_from)
+    return replace(report, steps=steps)
 
 
 PRUNE = Job(

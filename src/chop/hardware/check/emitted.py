@@ -77,9 +77,10 @@ def check_emitted(folder: Path) -> list[Verification]:
     """
     manifest = runs.read_manifest(folder)
     if manifest.kind != KIND or manifest.state != "finished":
+        advice = " To emit the circuit of its model, leave out --check-only."
         raise CheckpointError(
             f"'{folder}' contains a run of '{manifest.kind}', {manifest.state}: expected a "
-            f"finished run of chop {KIND}."
+            f"finished run of chop {KIND}.{advice * (manifest.kind == 'compress')}"
         )
     with display_step("comparing hashes"):
         _check_files(folder, manifest)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from chop.errors import CheckpointError
 from chop.hardware.settings import PROJECT
 from chop.ir.graph import MaseGraph
 from chop.passes.base import MASE_KEYS, graph_pass
+
+if TYPE_CHECKING:
+    from chop.hardware.check.project import Project
 
 
 @dataclass(frozen=True)
@@ -37,11 +41,30 @@ def run_cosim_analysis_pass(mg: MaseGraph, config: RunCosimConfig) -> dict[str, 
             `planned` one, and `fills`, in Verilator the maximum fill of each FIFO in beats.
 
     Raises:
-        CheckpointError: if the folder has no project, or a project without vectors.
+        CheckpointError: if the folder has no project, one of another graph, or one without vectors.
         VerificationError: if an output differs from its vector.
         UnavailableError: if a tool is not installed.
     """
     # The engine is imported when it is used: it is large.
+    from chop.hardware.check.project import describe_project, read_project
     from chop.hardware.check.verify import simulate_project
+    from chop.hardware.design.emit import emit
+    from chop.hardware.integer_form import integer_form
 
+    project = read_project(config.project_dir.expanduser())
+    own = describe_project(emit(integer_form(mg), 0, project.top))
+    if _describe_ports(own) != _describe_ports(project):
+        raise CheckpointError(
+            f"'{config.project_dir}' has the circuit of another graph: run the passes "
+            "emit_verilog_top, emit_internal_rtl, emit_bram and emit_cocotb on this graph first, "
+            "or pass its folder as project_dir."
+        )
     return {"simulations": simulate_project(config.project_dir, config.simulator)}
+
+
+def _describe_ports(project: Project) -> dict[str, tuple[Any, ...]]:
+    """Returns numbers that do not depend on the fold; bounds of outputs depend on the weights."""
+    return {
+        name: (port.node, port.shape, port.step, port.low, port.high)
+        for name, port in project.codes.items()
+    }

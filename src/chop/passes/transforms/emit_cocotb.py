@@ -72,9 +72,10 @@ def emit_cocotb_transform_pass(mg: MaseGraph, config: EmitCocotbConfig) -> dict[
     inputs = [example_batch(integer, seed) for seed in range(config.num_batches)]
     if config.batches is not None:
         inputs = list(select_inputs(integer, config.batches, f"{NAME}.batches"))
-        warn_about_outside(integer, inputs, f"{NAME}.batches")
     project = describe_project(design)
     codes_by_batch = [get_codes(project, golden_values(integer, batch)) for batch in inputs]
+    if config.batches is not None:
+        warn_about_outside(integer, inputs, f"{NAME}.batches")
     codes = {
         port.name: torch.cat([one[port.name] for one in codes_by_batch]) for port in project.ports
     }

@@ -93,7 +93,8 @@ def lower_to_integer_transform_pass(mg: MaseGraph, config: LowerToIntegerConfig)
     Raises:
         ConfigError: if formats, operators or masks have no integer form (the message lists all), or
             batches have other sizes than the example.
-    Warns: nearly all numbers of an input in `batches` are far outside of the range of its format.
+    Warns: an input in `batches` has NaN, or nearly all of its numbers are far outside of the range
+        of its format.
 
     Source: integer-only inference, Jacob et al. 2018, arXiv:1712.05877.
 
