@@ -129,3 +129,13 @@ def test_defaults_of_arguments_that_were_left_out_are_compared_alike() -> None:
     for other in (-0.0, 0, False):
         with pytest.raises(GuardError, match="captured without scale"):
             graph(X, scale=other)
+
+
+@pytest.mark.parametrize(
+    ("value", "way_out"),
+    [({"x": X}, r"model\(\*\*inputs\)"), ("a text", r"model\(\*\*tokenizer\(text, return_tensors")],
+)
+def test_mappings_and_texts_are_no_tensors(value, way_out):
+    model = MaseGraph(nn.Linear(3, 2), dummy_in={"input": X}).model
+    with pytest.raises(GuardError, match=f"expected input as a tensor, got a .*{way_out}"):
+        model(value)

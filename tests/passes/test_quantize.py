@@ -147,6 +147,7 @@ def test_the_default_holds_for_the_rest(bert_graph):
         (by_type(dropout=integer(8, 4)), "matches 'dropout'; it has"),
         ({"by": "name", "classifierr": integer(8, 4)}, "did you mean 'classifier'"),
         ({"by": "regex_name", "nothing.*": integer(8, 4)}, "matches 'nothing"),
+        ({"by": "regex_name", "encoder": integer(8, 4)}, r"write '\.\*encoder\.\*' for a part"),
         ({"by": "typ", "linear": integer(8, 4)}, "did you mean 'type'"),
         ({"by": "type"}, "nothing to quantize"),
         (by_type(linear={"name": "integer"}), "expected {'config'"),

@@ -47,8 +47,9 @@ def test_what_has_no_settings_or_is_skipped_does_not_run(mg):
     _, found = CompressionPipeline()(mg, {"prune_transform_pass": ARGS["prune_transform_pass"]})
     assert list(found) == ["prune_transform_pass"]
     for skip in ("prune_transform_pass", passes.prune_transform_pass):
-        _, found = CompressionPipeline()(mg, pass_args=ARGS, skip_passes=[skip])
-        assert list(found) == ["quantize_transform_pass"]
+        for given in (skip, [skip]):
+            _, found = CompressionPipeline()(mg, pass_args=ARGS, skip_passes=given)
+            assert list(found) == ["quantize_transform_pass"]
 
 
 def test_wrong_names_are_told(mg):

@@ -81,3 +81,12 @@ def test_the_log_names_the_trial_and_a_search_where_all_fail_says_so(
     assert show_search(str(tmp_path)).best is None
     printed = capsys.readouterr().out
     assert "failed" in printed and "returned NaN for 'profit'" in printed
+
+
+def test_an_option_read_as_a_number_gets_a_note(space, tmp_path):
+    def measure(config, report):
+        return {"profit": config["c0"] / 2}
+
+    with pytest.raises(TypeError) as caught:
+        Search(space, measure, GOALS["one"], out=tmp_path).run(until=1, progress=False)
+    assert "space.values(config) returns their values" in caught.value.__notes__[0]

@@ -206,3 +206,32 @@ def test_negative_labels_are_refused_and_ignored_ones_count_in_no_metric():
     rows = Dataset.from_list([{**row, "x": row["x"].tolist()} for row in rows])
     trainer = get_trainer(model, DatasetDict(train=rows, test=rows))
     assert trainer.evaluate()["eval_accuracy"] == 1.0
+
+
+def rows(**columns):
+    """Eight rows of three tokens and two classes, as `train` and `test`."""
+    data = {"input_ids": [[1, 2, 3]] * 8, "label": [0, 1] * 4, **columns}
+    split = Dataset.from_dict(data)
+    return DatasetDict({"train": split, "test": split})
+
+
+@pytest.mark.parametrize(
+    "columns", [{"input_ids": [[1, 2, 9999]] * 8}, {"label": [0, 7] * 4}], ids=["token", "label"]
+)
+def test_rows_of_another_model_are_explained(columns):
+    trainer = get_trainer(OfTokensOnly(), rows(**columns), **QUIET)
+    with pytest.raises(ConfigError, match="rejects the rows .* with the tokenizer of this model"):
+        trainer.evaluate()
+
+
+def test_wrong_models_and_folders(tmp_path):
+    file = tmp_path / "weights.pt"
+    file.touch()
+    with pytest.raises(ConfigError, match="is a file, expected a folder"):
+        get_trainer(OfTokensOnly(), rows(), output_dir=file, **QUIET)
+    with pytest.raises(ConfigError, match=r"got str; load a model by name with chop\.models"):
+        get_trainer("bert-tiny", rows(), **QUIET)
+    renamed = rows().rename_column("label", "target")
+    with pytest.raises(ConfigError, match=r"label= of chop\.data\.load_dataset"):
+        get_trainer(OfTokensOnly(), renamed, **QUIET)
+    get_trainer(OfTokensOnly(), load_dataset(renamed, label="target"), **QUIET)

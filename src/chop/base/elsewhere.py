@@ -43,7 +43,7 @@ def explain_missing(fullname: str) -> str:
     own = {x for x in dir(module) if not x.startswith("_")}
     own |= {each.name for each in iter_modules(module.__path__)}
     hint = did_you_mean(name, own)
-    is_known = name in PARTNERS or (package == "chop" and name in known)
+    is_known = name in PARTNERS or known.get(name, "").startswith(f"{package}.")
     if hint.startswith("did you mean") and not is_known:
         return f"{message}: {hint}"
     near = [name] if name in known else get_close_matches(name, known, n=1, cutoff=SURE)

@@ -61,6 +61,12 @@ def check_parameters(
             f"expected a list of names of inputs, got {describe(names)}; pass [{names!r}]."
         )
     parameters = inspect.signature(model.forward).parameters
+    for name in names:
+        if name in parameters and parameters[name].kind is inspect.Parameter.VAR_POSITIONAL:
+            raise ConfigError(
+                f"{type(model).__name__}.forward takes *{name}, and inputs of a graph have names; "
+                "write a forward with one parameter for each input, such as forward(self, x, y)."
+            )
     if allows_others and any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return parameters
     for name in names:
@@ -161,9 +167,12 @@ def _no_inputs_message(model: nn.Module, names: Sequence[str]) -> str:
 def _plain_inputs(
     model: nn.Module, names: Sequence[str] | None, batch: int, length: int
 ) -> dict[str, Any]:
+    parameters = inspect.signature(model.forward).parameters
+    if {each.kind for each in parameters.values()} == {inspect.Parameter.VAR_POSITIONAL}:
+        check_parameters(model, parameters)
     needed = [
         name
-        for name, parameter in inspect.signature(model.forward).parameters.items()
+        for name, parameter in parameters.items()
         if parameter.default is parameter.empty
         and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
     ]

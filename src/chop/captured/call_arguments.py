@@ -17,6 +17,7 @@ from chop.captured.huggingface.cache_names import (
 )
 from chop.captured.huggingface.packed_rows import check_packed_rows
 from chop.captured.record import CaptureRecord
+from chop.captured.specs import TensorSpec
 from chop.captured.state.values import same_content
 from chop.errors import GuardError
 
@@ -43,6 +44,8 @@ def call_arguments(
             or there are more than the model takes.
     """
     inputs = (*record.example_inputs, *record.optional_inputs)
+    if args and isinstance(args[0], Mapping | str):
+        _check_first(record, args[0])
     meant = record.positional[: len(args)]
     # A tensor in the position of the cache means that the call uses the graph's own positions.
     counts_inputs = any(
@@ -66,6 +69,18 @@ def call_arguments(
             f"{error}; positions follow {record.class_name}.forward ({', '.join(meant)}), so "
             f"pass what is meant for another input by name: {', '.join(inputs)}"
         ) from None
+
+
+def _check_first(record: CaptureRecord, value: Mapping[str, Any] | str) -> None:
+    """Raises GuardError for a text, or inputs by name, at the position of a tensor."""
+    name = next(iter(record.positional or record.example_inputs), "")
+    if not isinstance(record.example_inputs.get(name), TensorSpec):
+        return
+    if isinstance(value, str):
+        way_out = "tokenize texts: model(**tokenizer(text, return_tensors='pt'))"
+    else:
+        way_out = "pass inputs by name: model(**inputs)"
+    raise GuardError(f"expected {name} as a tensor, got a {type(value).__name__}; {way_out}")
 
 
 def _accepted_arguments(

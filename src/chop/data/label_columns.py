@@ -18,7 +18,7 @@ from chop.errors import MOST_NAMES, ConfigError, check_known, enumerate_names
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
 
-LABEL_ADVICE = "choose the label column with --label-column (label= in Python)"
+LABEL_ADVICE = "choose the label column with --label-column (label= of chop.data.load_dataset)"
 MOST_LABELS = 20
 """Number of different texts up to which an error suggests a column as the label."""
 UNLABELED_ADVICE = "If the rows have no labels, score the model with --evaluate file.py:fn."

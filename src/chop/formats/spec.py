@@ -9,8 +9,8 @@ from typing import Any, get_args
 from torch import Tensor
 
 from chop.config import convert
-from chop.errors import ConfigError, check_known, describe, did_you_mean
-from chop.formats.base import INPUT_OPERANDS, OPERANDS, NumberFormat
+from chop.errors import ConfigError, check_known, describe, did_you_mean, enumerate_names
+from chop.formats.base import INPUT_OPERANDS, OPERANDS, REGISTRY, NumberFormat
 from chop.formats.float import Float
 from chop.formats.lsq import LearnableFormat, learnable_names, learns
 from chop.formats.mase_config import read_config, read_fields, without_spare_keys
@@ -255,10 +255,16 @@ class _Keys:
         return bool(self.shared or _required(kind)) or not any(self.chosen.values())
 
 
+def _flat_keys(kind: type[NumberFormat]) -> dict[str, tuple[str, str]]:
+    """Returns the keys of a format with an operand's prefix -> the operand and the field."""
+    fields = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    return {f"{operand}_{field}": (operand, field) for operand in OPERANDS for field in fields}
+
+
 def _sort_keys(settings: Mapping[str, Any], where: str) -> _Keys:
     kind = get_format(settings.get("name"))
     fields = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
-    flat_keys = {f"{operand}_{field}": (operand, field) for operand in OPERANDS for field in fields}
+    flat_keys = _flat_keys(kind)
     keys = _Keys()
     for key, value in without_spare_keys(kind, settings).items():
         given = {} if value is None else {key: value}
@@ -278,8 +284,13 @@ def _sort_keys(settings: Mapping[str, Any], where: str) -> _Keys:
                     f"{where}: '{key}' has no number format: expected the key 'name', such as "
                     "'name': 'integer'."
                 )
-            known = [*MODULE_WIDE, *OPERANDS, *kind.module_keys, *fields, *flat_keys]
-            raise ConfigError(f"{where}: unknown key '{key}': {did_you_mean(key, known)}")
+            known = {*MODULE_WIDE, *OPERANDS, *kind.module_keys, *fields, *flat_keys}
+            near = did_you_mean(key, known)
+            kinds = {n: each for n, each in REGISTRY.items() if dataclasses.is_dataclass(each)}
+            owners = [name for name, each in kinds.items() if key in _flat_keys(each)]
+            if owners:
+                near = f"a key of {enumerate_names(owners, 3)}, and the format is {kind.name}."
+            raise ConfigError(f"{where}: unknown key '{key}': {near}")
     return keys
 
 

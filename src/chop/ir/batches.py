@@ -96,6 +96,11 @@ def _input_names(mg: MaseGraph) -> list[str]:
 def _read(mg: MaseGraph, batch: Any, where: str) -> dict[str, Any]:
     """Returns the entries of a batch that the model reads, by name."""
     record, names, batch = mg.model.record, _input_names(mg), by_name(mg, batch, where)
+    if batch and names and not any(name in batch for name in names):
+        raise ConfigError(
+            f"{where}: expected a batch with the inputs {', '.join(names)}, got "
+            f"{', '.join(map(str, batch))}."
+        )
     read = {*names, *record.fixed_inputs, *record.ignored_inputs, *CACHE_NAMES}
     read -= LABELS - {*names}
     if not record.joins_packed_rows:

@@ -15,7 +15,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, fx, nn
 
-from chop.errors import GraphError
+from chop.errors import GraphError, describe
 from chop.formats import NumberFormat
 from chop.nn.quantized import QuantCall, QuantizedOperator
 
@@ -237,6 +237,8 @@ def node_metadata(node: fx.Node) -> MaseMetadata:
     Raises:
         GraphError: if `init_metadata_analysis_pass` has not run.
     """
+    if not isinstance(node, fx.Node):
+        raise GraphError(f"expected a node, got {describe(node)}; mg.node(NAME) finds it.")
     if "mase" not in node.meta:
         raise GraphError(
             f"node '{node.name}' has no metadata: run init_metadata_analysis_pass and "

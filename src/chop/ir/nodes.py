@@ -8,7 +8,8 @@ from typing import Any, Protocol
 import torch
 from torch import fx, nn
 
-from chop.errors import GraphError, did_you_mean
+from chop.config import with_checked_arguments
+from chop.errors import GraphError, describe, did_you_mean
 from chop.ir.dotted import deepgetattr
 from chop.ir.metadata import node_metadata
 
@@ -39,6 +40,8 @@ def get_node_actual_target(node: fx.Node) -> Any:
     Raises:
         GraphError: if the node's graph belongs to no model.
     """
+    if not isinstance(node, fx.Node):
+        raise GraphError(f"expected a node, got {describe(node)}; mg.node(NAME) finds it.")
     if node.op in ("placeholder", "output", "call_function"):
         return node.target
     if node.op == "call_method":
@@ -63,6 +66,7 @@ def list_names(node: fx.Node) -> tuple[str, ...]:
     return (node.name,) if callable(node.target) else (node.name, node.target)
 
 
+@with_checked_arguments
 def get_parent_name(target: str) -> tuple[str, str]:
     """Splits a path into the path of the parent and the last name.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from chop.base.notices import at_level
 from chop.captured.huggingface.cache import is_cache
 from chop.captured.huggingface.cache_names import CACHE_NAMES
 from chop.captured.module import CapturedModule
@@ -19,8 +21,8 @@ from chop.captured.nodes.modes import absent_nodes, chosen, current_modes, mode_
 from chop.captured.runtime import by_mode, exit_open_regions
 from chop.captured.specs import TensorSpec, map_specs
 from chop.captured.state.preserve_state import preserve_state
-from chop.errors import ChopError, GraphError, did_you_mean
-from chop.private.torch_api import FakeTensorMode
+from chop.errors import ChopError, GraphError, did_you_mean, first_line
+from chop.private.torch_api import NOISY_LOGGERS, FakeTensorMode
 
 Visit = Callable[[fx.Node, Mapping[fx.Node, Any], Any], None]
 """Callback with a node, the values of the nodes that it reads, and its result."""
@@ -44,15 +46,23 @@ def propagate(
         training: run in training mode; only on fake tensors, unless a module needs values.
 
     Raises:
-        GraphError: if an input is missing or unknown.
+        GraphError: if an input is missing or unknown, or the model fails on the inputs.
     """
     # Fake mode really runs operators that write into a parameter and read no input.
     with preserve_state(model, thorough=training):
         model.train(training)
         arguments = bind_inputs(model, inputs)
         if with_values or not (_run_fake(model, arguments, visit) or training):
-            with torch.no_grad():
-                GraphVisitor(model, lambda node, _, result: visit(node, result)).run(*arguments)
+            try:
+                with torch.no_grad():
+                    GraphVisitor(model, lambda node, _, result: visit(node, result)).run(*arguments)
+            except (RuntimeError, TypeError, ValueError) as error:
+                if isinstance(error, ChopError | torch.OutOfMemoryError):
+                    raise
+                raise GraphError(
+                    f"the graph fails on its inputs: {first_line(error).rstrip('.!')}. Layers "
+                    "that were assigned after the capture, and inputs, must fit the model."
+                ) from error
 
 
 def bind_inputs(model: CapturedModule, inputs: Mapping[str, Any]) -> list[Any]:
@@ -200,7 +210,7 @@ def _run_fake(
     fakes = [mode.from_tensor(x) if isinstance(x, Tensor) else x for x in arguments]
     seen: list[tuple[fx.Node, Any]] = []
     try:
-        with mode, torch.no_grad():
+        with at_level(logging.CRITICAL, *NOISY_LOGGERS), mode, torch.no_grad():
             GraphVisitor(model, lambda node, _, result: seen.append((node, result))).run(*fakes)
     except Exception:
         # Modules raise various errors for fake tensors. The real run

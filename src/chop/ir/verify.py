@@ -25,7 +25,8 @@ def verify(mg: MaseGraph) -> None:
     try:
         _lint(mg)
     except (RuntimeError, ValueError, AttributeError) as error:
-        raise GraphError(f"the graph is not well formed: {error}") from error
+        reason = str(error).removesuffix(" of ")  # FX names the owner, which has no name here
+        raise GraphError(f"the graph is not well formed: {reason}") from error
     outputs = [node for node in mg.nodes if node.op == "output"]
     if len(outputs) != 1:
         raise GraphError(f"a graph has one output node, this one has {len(outputs)}.")

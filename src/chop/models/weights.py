@@ -7,17 +7,17 @@ import struct
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from chop.base.files import is_readable_file
+from chop.config import with_checked_arguments
 from chop.distributed.weight_files import INDEX, Stored, read_slices, stored_tensors
 from chop.errors import (
     CheckpointError,
     ConfigError,
-    check_known,
     describe,
     enumerate_names,
     first_line,
@@ -37,6 +37,7 @@ READ_TWICE = 2**28
 MAX_NAMES = 5
 
 
+@with_checked_arguments
 def load_checkpoint(
     load_name: str | Path, load_type: LoadType = "mz", model: nn.Module | None = None
 ) -> nn.Module:
@@ -55,7 +56,6 @@ def load_checkpoint(
         CheckpointError: if the file is missing or broken, would run code, or does not fit the
             model.
     """
-    check_known(load_type, get_args(LoadType), "load_type: got")
     if load_type == "mz":
         return MaseGraph.from_checkpoint(load_name).model
     if model is None:

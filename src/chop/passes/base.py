@@ -5,14 +5,23 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar, cast
 
 from torch import nn
 
 from chop.base.plugins import Registry
 from chop.config import convert, ignoring, parse, without_na
-from chop.errors import ConfigError, GraphError, describe, did_you_mean
+from chop.errors import (
+    ChopError,
+    ConfigError,
+    GraphError,
+    describe,
+    did_you_mean,
+    enumerate_names,
+)
 from chop.ir.graph import MaseGraph, Provenance
 from chop.ir.verify import verify
 from chop.nn.packed import PackedOperator
@@ -20,6 +29,7 @@ from chop.nn.quantized import QuantizedOperator
 from chop.passes.documentation import pass_docstring
 
 C = TypeVar("C")
+log = logging.getLogger(__name__)
 
 
 class GraphPass(Protocol):
@@ -106,6 +116,10 @@ def graph_pass(
         name = function.__name__
         if not name.endswith(ENDINGS):
             raise ConfigError(f"pass '{name}': expected a name that ends in {', '.join(ENDINGS)}.")
+        try:
+            inspect.signature(function).bind(None, None)
+        except TypeError as error:
+            raise ConfigError(f"pass '{name}': {USAGE}, but {error}.") from None
         transforms = name.endswith("_transform_pass")
 
         def run(
@@ -130,12 +144,15 @@ def graph_pass(
                 pass_args = ignoring(without_na(pass_args), ignores, name)
             settings = _parse(config, pass_args, name)
             result = given.copy() if transforms and not inplace else given
-            _run_missing(result, requires)
-            info = function(result, settings)
+            with _explaining_missing_data(name, result):
+                _run_missing(result, requires)
+                info = function(result, settings)
             if not isinstance(info, dict):
                 raise ConfigError(
                     f"{name}: {USAGE}, which returns a dictionary, got {describe(info)}."
                 )
+            if transforms:
+                _log_if_unchanged(name, info)
             result.provenance.append(Provenance(name, repr(settings)[:MAX_CONFIG_TEXT]))
             if result.is_captured:
                 verify(result)
@@ -145,6 +162,28 @@ def graph_pass(
         return made
 
     return decorate
+
+
+@contextmanager
+def _explaining_missing_data(name: str, mg: MaseGraph) -> Iterator[None]:
+    """Turns torch's errors on a model without data, on the meta device, into a GraphError."""
+    try:
+        yield
+    except RuntimeError as error:
+        empty = next((path for path, x in mg.model.named_parameters() if x.is_meta), None)
+        if empty is None or isinstance(error, ChopError):
+            raise
+        raise GraphError(
+            f"{name}: parameter '{empty}' is on the meta device, without data: load the weights "
+            "first (model.load_state_dict(..., assign=True)), then capture the model."
+        ) from error
+
+
+def _log_if_unchanged(name: str, info: Mapping[str, Any]) -> None:
+    """Logs a warning if a pass skipped all layers that it looked at."""
+    if info.get("skipped") and not any(x for key, x in info.items() if key != "skipped"):
+        reasons = [f"'{layer}': {reason}" for layer, reason in info["skipped"].items()]
+        log.warning("%s: nothing was changed; %s", name, enumerate_names(reasons, 3))
 
 
 def _check_arguments(name: str, others: Collection[Any], unknown: Mapping[str, Any]) -> None:
@@ -228,7 +267,10 @@ def _is_analysis(name: str) -> bool:
 
 def _run_missing(mg: MaseGraph, requires: Iterable[str]) -> None:
     """Runs the missing analysis passes among the required ones with their defaults."""
-    done = {step.name for step in mg.provenance}
+    names = [step.name for step in mg.provenance]
+    if METADATA[0] in names:  # initialization empties the metadata of earlier passes
+        names = names[len(names) - 1 - names[::-1].index(METADATA[0]) :]
+    done = set(names)
     for needed in requires:
         if needed not in done and _is_analysis(needed):
             PASSES[needed](mg)

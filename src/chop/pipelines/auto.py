@@ -53,7 +53,8 @@ class AutoPipeline:
             ConfigError: if a name does not belong to this pipeline.
         """
         settings = dict(convert(pass_args, Mapping[str, Any] | None, "pass_args") or {})
-        steps = [skip_passes] if isinstance(skip_passes, str) else skip_passes
+        is_one = isinstance(skip_passes, str) or callable(skip_passes)
+        steps = convert([skip_passes] if is_one else skip_passes, Sequence[Any], "skip_passes")
         skipped = {getattr(step, "__name__", str(step)) for step in steps}
         known = [stage.name for stage in self.stages]
         for name in (*settings, *sorted(skipped)):

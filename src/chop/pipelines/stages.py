@@ -55,7 +55,12 @@ class Stage:
         """
         if isinstance(step, Stage):
             return step
-        chosen, config = step if isinstance(step, tuple) else (step, None)
+        parts = step if isinstance(step, tuple) else (step, None)
+        if len(parts) != 2 or not (callable(parts[0]) or isinstance(parts[0], str)):
+            raise ConfigError(
+                f"pipeline: expected a pass, or (pass, settings), got {describe(step)}."
+            )
+        chosen, config = parts
         if callable(chosen):
             return cls(getattr(chosen, "__name__", type(chosen).__name__), chosen, config)
         # MASE's functions that are not passes here, but may be listed.

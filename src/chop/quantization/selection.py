@@ -115,7 +115,7 @@ class QuantizeConfig:
         for node, text in self.recipe.choose(layers, self.where).items():
             spec = chosen.get(node) or _spec_for(mg, node, _present_spec(mg, node), self.where)
             chosen[node] = spec.with_quantizers(weight=parse_format_string(text))
-        _check_shared(mg, chosen)
+        _check_shared(names, chosen)
         return chosen
 
     def _unnamed(
@@ -208,9 +208,12 @@ class QuantizeConfig:
         what = {"type": "operator", "name": "node", "regex_name": "node"}[self.by]
         text = f"{self.where}: no quantizable {what} in this model matches '{key}'"
         if self.by == "type" and key in OPS and key not in known:
-            return f"{text}; it has: {', '.join(sorted(known))}."
+            names = ", ".join(sorted(known)) or "none whose results are real floating-point numbers"
+            return f"{text}; it has: {names}."
         if self.by == "name" and key.startswith(PREFIX):
             return f"{text}: {nearest(key, known)}"
+        if self.by == "regex_name" and any(re.search(key, name) for name in known):
+            return f"{text}: a pattern covers the whole name; write '.*{key}.*' for a part of it."
         return f"{text}: {did_you_mean(key, known)}"
 
 
@@ -230,14 +233,15 @@ def _present_spec(mg: MaseGraph, node: fx.Node) -> QuantSpec:
     return module.spec if isinstance(module, QuantizedOperator) else QuantSpec()
 
 
-def _check_shared(mg: MaseGraph, chosen: Mapping[fx.Node, QuantSpec]) -> None:
+def _check_shared(nodes: Iterable[fx.Node], chosen: Mapping[fx.Node, QuantSpec]) -> None:
     """Raises ConfigError if two calls of one module get different formats."""
-    specs: dict[str, QuantSpec] = {}
-    for node, spec in chosen.items():
-        if node.op == "call_module" and specs.setdefault(str(node.target), spec) != spec:
+    specs = {str(node.target): spec for node, spec in chosen.items() if node.op == "call_module"}
+    for node in nodes:
+        own = str(node.target)
+        if node.op == "call_module" and own in specs and chosen.get(node) != specs[own]:
             raise ConfigError(
-                f"quantize_transform_pass: module '{node.target}' is called more than once and has "
-                "one set of formats; use the same for all its calls."
+                f"quantize_transform_pass: module '{own}' is called more than once and has one set "
+                f"of formats; use the same for all its calls, with one rule for '{own}'."
             )
 
 
@@ -252,6 +256,11 @@ def _get_config(key: str, entry: Any, where: str) -> Settings:
             entry = parse_format_string(entry)
         if isinstance(entry, Mapping | QuantSpec | NumberFormat):
             return entry
+    if key in ("config", "name"):
+        raise ConfigError(
+            f"{where}: '{key}' belongs in the rule of an operator or a layer, such as "
+            "{'linear': {'config': {...}}}."
+        )
     raise ConfigError(f"{where}['{key}']: expected {{'config': {{...}}}}, got {describe(entry)}.")
 
 

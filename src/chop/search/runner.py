@@ -261,6 +261,12 @@ class Runner:
                 self._end(row, trial, _failed(error), time.monotonic() - begin)
             else:
                 self.ledger.release(row, self.me, errors=1)
+            values = self.search.space.values(row.record.config)
+            if isinstance(error, TypeError | ValueError | KeyError) and values != config:
+                error.add_note(
+                    f"The measure was called with the configuration {config}, whose options are "
+                    "texts. space.values(config) returns their values."
+                )
             raise
         self._end(row, trial, outcome, time.monotonic() - begin)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from chop.config import parse
-from chop.errors import ConfigError, did_you_mean
+from chop.errors import ConfigError, did_you_mean, first_line
 
 STATISTICS: dict[str, type[Statistic]] = {}
 """Statistics by their names in configs."""
@@ -131,8 +131,17 @@ def make_statistic(name: str, settings: Mapping[str, Any] | None, where: str) ->
     """A fresh statistic from its name and settings.
 
     Raises:
-        ConfigError: if there is none of that name, or a setting is unknown or of the wrong type.
+        ConfigError: if there is none of that name, a setting is unknown or of the wrong type, or
+            the device is not available.
     """
     if name not in STATISTICS:
         raise ConfigError(f"{where}: unknown statistic '{name}': {did_you_mean(name, STATISTICS)}")
-    return parse(STATISTICS[name], settings, f"{where}['{name}']")
+    statistic = parse(STATISTICS[name], settings, f"{where}['{name}']")
+    try:
+        torch.zeros(1, device=statistic.device).item()
+    except (RuntimeError, AssertionError) as error:  # torch without CUDA raises the latter
+        raise ConfigError(
+            f"{where}['{name}'].device: '{statistic.device}' is not available here "
+            f"({first_line(error)}); omit it for the device of the tensors."
+        ) from error
+    return statistic

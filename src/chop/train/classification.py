@@ -5,7 +5,8 @@ Shapes: B rows, C classes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from transformers import Trainer
 from transformers.trainer_utils import EvalLoopOutput
 
-from chop.errors import ConfigError
+from chop.errors import ConfigError, first_line
 from chop.kernels.matmul_precision import matmul_precision
 from chop.nn import cached_weights
 from chop.nn.quantized.state import SCALE_NAMES
@@ -92,6 +93,19 @@ class ClassificationTrainer(Trainer):  # type: ignore[misc]
         if smoothing and model.training:
             loss = F.cross_entropy(logits, labels, label_smoothing=smoothing)
         return (loss, {"loss": loss, "logits": logits}) if return_outputs else loss
+
+    @contextmanager
+    def compute_loss_context_manager(self) -> Iterator[None]:
+        """Context of `compute_loss`, with a sentence for an index that the model does not have."""
+        try:
+            with super().compute_loss_context_manager():
+                yield
+        except IndexError as error:
+            raise ConfigError(
+                f"get_trainer: the model rejects the rows ({first_line(error).rstrip('.')}). "
+                "Labels must be less than the number of its classes, and token IDs less than its "
+                "vocabulary: tokenize with the tokenizer of this model."
+            ) from error
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Returns the names of decayed parameters, without learned scales of operators."""

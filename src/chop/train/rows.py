@@ -308,7 +308,7 @@ def read_label_column(dataset: Dataset) -> tuple[Column, Task]:
             f"label column '{label}': expected numbers, got "
             f"{describe(first)}; number the classes from "
             f"0 ({IGNORED} for tokens that do not count), or name another column with "
-            "--label-column (label= in Python)."
+            "--label-column (label= of chop.data.load_dataset)."
         )
     labels = read_labels(as_column(dataset.with_format("numpy")[label][:]))
     return labels, infer_task({}, labels)

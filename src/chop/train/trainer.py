@@ -80,9 +80,12 @@ def get_trainer(
         UnavailableError: if `use_mps_device` is set without an Apple GPU.
     """
     if not isinstance(model, nn.Module):
-        raise ConfigError(
-            f"model: expected a module, got {type(model).__name__}; for a MaseGraph, pass mg.model."
-        )
+        advice = "load a model by name with chop.models.load_model"
+        if not isinstance(model, str):
+            advice = "for a MaseGraph, pass mg.model"
+        raise ConfigError(f"model: expected a module, got {type(model).__name__}; {advice}.")
+    if output_dir is not None and Path(output_dir).is_file():
+        raise ConfigError(f"output_dir: '{output_dir}' is a file, expected a folder.")
     asked = convert(evaluate_metric, str | Sequence[str], "evaluate_metric")
     names = [asked] if isinstance(asked, str) else list(asked)
     scores = {name: find_metric(name) for name in names}

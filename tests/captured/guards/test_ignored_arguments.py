@@ -63,6 +63,11 @@ def test_arguments_that_carry_nothing_are_dropped(captured, nothing) -> None:
     assert torch.equal(captured(IDS, **nothing)["logits"], expected)
 
 
+def test_lists_of_a_tokenizer_are_refused(captured) -> None:
+    with pytest.raises(GuardError, match="token_type_ids as a tensor, got a list; "):
+        captured(IDS, token_type_ids=[0] * 7)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

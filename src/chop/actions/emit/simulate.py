@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
+from chop.config import with_checked_arguments
 from chop.hardware.settings import PROJECT
 
 
+@with_checked_arguments
 def simulate(
     skip_build: bool = False,
     skip_test: bool = False,

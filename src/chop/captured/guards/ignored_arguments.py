@@ -66,6 +66,11 @@ def why_not_ignorable(
         if name in defaults and same_content(value, defaults[name]):
             return None
         came = repr(value)
+        if isinstance(value, list) and name.endswith(("_ids", "_mask")):
+            return (
+                f"expected {name} as a tensor, got a list; pass tensors, which tokenizers return "
+                "with return_tensors='pt'"
+            )
     names = ", ".join(f"'{each}'" for each in (*captured, name))
     way_out = (
         f"capture it with hf_input_names=[{names}]"

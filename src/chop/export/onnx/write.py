@@ -20,6 +20,7 @@ from chop.export.onnx.decode import expand_decoding
 from chop.export.onnx.masks import hide_by_infinity
 from chop.export.onnx.operators import DEQUANTIZE
 from chop.export.onnx.translations import OPSET, translations
+from chop.nn.sparsity import PruneActivation
 
 LOGGERS = ("torch.onnx", "torch._export", "torch.export", "onnxscript", "onnx_ir")
 
@@ -87,6 +88,11 @@ def _traced(flat: FlatGraph, shapes: Any) -> Any:
         way_out = "express the operator differently"
         if shapes is not None and not isinstance(error, torch.onnx.OnnxExporterError):
             way_out = f"try it with dynamic_axes=False, or {way_out}"
+        if any(isinstance(each, PruneActivation) for each in flat.module.modules()):
+            way_out = (
+                "its activations are pruned; prune weights only, or remove the pruners with "
+                "prune_detach_hook_transform_pass"
+            )
         raise GraphError(
             f"{WHERE}: torch cannot write this graph as ONNX: "
             f"{shorten(first_line(cause), 300)}; {way_out}."

@@ -291,7 +291,7 @@ class MaseGraph:
         """
         if not isinstance(module, nn.Module):
             raise GraphError(f"mg.replace: expected an nn.Module, got {type(module).__name__}.")
-        _check_is_node(node, "mg.replace")
+        self._check_is_own(node, "mg.replace")
         old = self.get_module(node)
         if old is None:
             stack = list(node.meta.get("nn_module_stack", ()))
@@ -307,18 +307,21 @@ class MaseGraph:
                     if child is old:
                         own_children(parent)[name] = module
 
+    def _check_is_own(self, node: fx.Node, where: str) -> None:
+        _check_is_node(node, where)
+        if node.graph is not self.fx_graph:
+            raise GraphError(
+                f"{where}: node '{node.name}' is of another graph; mg.node({node.name!r}) finds "
+                "the one of this graph."
+            )
+
     def erase(self, node: fx.Node) -> None:
         """Removes a node; its users read its first input instead.
 
         Raises:
             GraphError: if it is no node of this graph, or has users and no input.
         """
-        _check_is_node(node, "mg.erase")
-        if node.graph is not self.fx_graph:
-            raise GraphError(
-                f"mg.erase: node '{node.name}' is of another graph; mg.node({node.name!r}) finds "
-                "the one of this graph."
-            )
+        self._check_is_own(node, "mg.erase")
         if node.users:
             if not node.all_input_nodes:
                 raise GraphError(f"node '{node.name}' has users and no input to put in its place.")

@@ -377,8 +377,8 @@ def _require(tensor_path: Path, graph_path: Path) -> None:
     if len(missing) == 2:
         folder = tensor_path.with_suffix("")
         inside = sorted(folder.glob("*.mz"))
-        others = [path.stem for path in tensor_path.parent.glob("*.mz")]
-        hint = f" {did_you_mean(tensor_path.stem, others)}" if others else ""
+        others = [path.with_suffix("") for path in tensor_path.parent.glob("*.mz")]
+        hint = f" {did_you_mean(folder, others)}" if others else ""
         if inside:
             hint = f" did you mean '{inside[0].with_suffix('')}'?"
         path = tensor_path.with_suffix("")

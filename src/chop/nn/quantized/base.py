@@ -98,7 +98,7 @@ class QuantizedOperator(QuantizedState):
         try:
             super().__init__(*args, **kwargs)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise ConfigError(_describe_arguments(type(self), args, error)) from error
+            raise ConfigError(_describe_arguments(type(self), args, kwargs, error)) from error
         present = self.present_operands(self)
         self.spec = QuantSpec.parse(
             {} if config is None else config, present, self.fallback, type(self).__name__
@@ -401,11 +401,16 @@ def _check_class(cls: type[nn.Module], module: nn.Module) -> None:
         )
 
 
-def _describe_arguments(cls: type[nn.Module], args: Sequence[Any], error: Exception) -> str:
+def _describe_arguments(
+    cls: type[nn.Module], args: Sequence[Any], named: Mapping[str, Any], error: Exception
+) -> str:
     """Returns the message about arguments that the float class rejects."""
+    given = [*map(describe, args), *(f"{name}={describe(x)}" for name, x in named.items())]
+    is_tensor = any(isinstance(x, Tensor) for x in (*args, *named.values()))
+    advice = "Write bias=layer.bias is not None. " * is_tensor
     base = next(each for each in cls.__mro__ if each.__module__.startswith("torch.nn"))
     return (
         f"{cls.__name__}: expected the arguments of nn.{base.__name__}, and formats as config=, "
-        f"got {', '.join(map(describe, args)) or 'none'} ({first_line(error)}). "
+        f"got {', '.join(given) or 'none'} ({first_line(error)}). {advice}"
         f"{cls.__name__}.from_float(layer, spec) converts a layer."
     )
