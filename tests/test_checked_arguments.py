@@ -135,7 +135,7 @@ CALLS = {
     "method": (lambda: ChopConfig("mxint4", quant_method="gptq"), "expected 'chop', got 'gptq'"),
     "packed": (
         lambda: fit(pack(QuantLinear.from_float(torch.nn.Linear(3, 2, False), MXINT)), (X, Y)),
-        "nothing to train: packed layers store their weights as codes; unpack them",
+        "nothing to train: packed layers store their weights as codes; .* MaseGraph.from_check",
     ),
     "rows": (lambda: with_vectors((X, Y), ("x",)), "DatasetDict, got tuple"),
 }

@@ -16,10 +16,10 @@ from chop.bench import Variant, paired_ratio
 from chop.data import get_tokenizer, strided_windows
 from chop.distributed import parse_mesh
 from chop.errors import ChopError, options_in_messages
-from chop.formats import Integer
+from chop.formats import Integer, QuantSpec
 from chop.models import load_model
 from chop.search import Choice, Goal, Search, SearchSpace
-from chop.train import calibration_batches, evaluate, fit, predict
+from chop.train import Metric, calibration_batches, evaluate, fit, predict
 from chop.workloads.workload import Workload
 
 X = torch.randn(40, 8, generator=torch.Generator().manual_seed(0))
@@ -229,14 +229,54 @@ def test_columns_that_no_input_takes_are_reported(caplog):
 
 
 @pytest.mark.parametrize(
-    ("fraction", "share"), [(99, "0% of the weights become zero and 100%"), (-99, "100% of")]
+    ("fraction", "share"),
+    [(99, "0% of the weights become zero and 100%"), (-99, "100% of"), (10, "and [1-9][0-9]% are")],
 )
-def test_a_fraction_that_loses_all_weights_is_reported(fraction, share):
-    with pytest.warns(UserWarning, match=f"2 of 2 layers lose their weights.*{share}"):
+def test_a_fraction_that_loses_weights_is_reported(fraction, share):
+    with pytest.warns(UserWarning, match=f"2 layers lose weights to the format.*{share}") as given:
         chop.quantize(net(), f"8.{fraction}", data=X)
+    assert len(given) == 1
 
 
-@pytest.mark.parametrize("format", ["8.4", "8.9", "8.auto", "mxint:width=4"])
-def test_a_fraction_that_clips_some_weights_is_not_reported(format, recwarn):
+@pytest.mark.parametrize(
+    ("create", "message"),
+    [
+        (
+            lambda: Metric("a", max, lower_is_better=True),
+            "Metric: unknown argument 'lower_is_better'",
+        ),
+        (lambda: Metric("a"), "Metric: expected the argument 'score'"),
+        (lambda: Goal("a", minimize=True), "Goal: unknown argument 'minimize'"),
+        (lambda: Choice("a"), "Choice: expected the argument .options."),
+        (lambda: QuantSpec(weigth=Integer(8, 4)), "QuantSpec: .*'weigth': did you mean 'weight'"),
+    ],
+)
+def test_dataclasses_check_the_names_of_their_fields(create, message):
+    with pytest.raises(ChopError, match=message):
+        create()
+
+
+def test_compressed_models_are_not_compressed_again(caplog, tmp_path):
+    quantized = chop.quantize(net(), "8.auto", X)
+    with pytest.raises(ChopError):
+        chop.compress(quantized, None)
+    assert "the model has quantized layers" in caplog.text
+    chop.save(quantized, tmp_path / "small")
+    packed = MaseGraph.from_checkpoint(tmp_path / "small").to_module(like=net())
+    for run in (chop.quantize, chop.compress):
+        with pytest.raises(ChopError, match="is compressed already; pass the original model"):
+            run(packed, data=(X, Y))
+
+
+def test_a_pass_reports_a_fraction_that_clips_weights():
+    rule = {"config": {"name": "integer", "width": 8, "frac_width": 12}}
+    with pytest.warns(UserWarning, match="1 layer loses weights to the format. In '0'.*'8.auto'"):
+        passes.quantize_transform_pass(
+            MaseGraph(net(), dummy_in={"input": X}), {"by": "name", "0": rule}
+        )
+
+
+@pytest.mark.parametrize("format", ["8.4", "8.7", "2.auto", "8.auto", "mxint:width=4"])
+def test_a_fraction_that_fits_the_weights_is_not_reported(format, recwarn):
     chop.quantize(net(), format, data=X)
-    assert not any("lose their weights" in str(each.message) for each in recwarn)
+    assert not any("lose weights" in str(each.message) for each in recwarn)

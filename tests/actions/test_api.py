@@ -98,6 +98,7 @@ def test_what_cannot_be_quantized_is_refused(net, case):
         chop.quantize(net, *args, **named)
 
 
+@pytest.mark.filterwarnings("ignore:.* lose weights to the format:UserWarning")
 def test_a_model_is_compressed_in_one_call(trained, tmp_path, capsys):
     settings = {"formats": ("8.auto",), "qat_epochs": 0, "bench_seconds": 0}
     found = chop.compress(trained, (X, Y), max_drop=0.1, out=tmp_path / "run", **settings)

@@ -145,6 +145,13 @@ def test_compress_trains_against_the_model_or_another(tmp_path):
         compressed(tmp_path / "d", distill={"alpha": 0.5}, distill_alpha=0.25)
 
 
+def test_a_teacher_of_other_classes_is_refused_before_any_work(tmp_path, capsys):
+    other = nn.Linear(16, 7)
+    with pytest.raises(ConfigError, match=r"teacher's outputs have the shape \(3, 7\)"):
+        compressed(tmp_path, distill=other)
+    assert "PTQ" not in capsys.readouterr().out
+
+
 @pytest.mark.long
 def test_a_teacher_is_a_checkpoint_in_settings(tmp_path):
     graph().export(tmp_path / "teacher")

@@ -6,6 +6,7 @@ import pytest
 import torch
 from datasets import Dataset
 from torch import nn
+from torch.utils.data import DataLoader
 
 import chop
 from chop.actions.given_rows import rows_by_split, with_label_column
@@ -51,6 +52,9 @@ def test_the_column_of_the_labels_of_each_kind_of_rows(house):
     assert with_label_column(table, "price")["labels"] is y
     rows = Dataset.from_dict({"x": [1.0], "price": [2], "label": [3]})
     assert with_label_column(rows, "price").column_names == ["x", "labels"]
+    loader = DataLoader([{"x": row, "price": label} for row, label in zip(x, y, strict=True)], 2)
+    for given in (loader, loader.dataset):
+        assert with_label_column(given, "price")["labels"].tolist() == y.tolist()
     splits = with_label_column({"train": frame, "test": rows}, "price")
     assert "labels" in splits["train"].columns and "labels" in splits["test"].column_names
     assert with_label_column((x, y), None) == (x, y)

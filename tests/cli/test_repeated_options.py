@@ -53,7 +53,7 @@ def test_a_command_with_a_repeated_option_ends_with_the_sentence(words, capsys):
             ["compress", "--formats", "8.auto", "4.auto"],
             "--formats: write a list with commas, as in 8.auto,4.auto",
         ),
-        (["export", "cnn", "--formats", "4.auto"], "No such option: --formats (Possible options: "),
+        (["export", "cnn", "--formats", "4.auto"], r"No such option: --formats \(Possible options: "),
         (
             ["evaluate", "cnn", "--sparsity", "0.5"],
             "--sparsity. Other commands have it: chop sweep",
@@ -67,8 +67,7 @@ def test_a_command_with_a_repeated_option_ends_with_the_sentence(words, capsys):
         (["compress", "--dataset", "a.csv", "b.csv"], "--dataset takes one file or folder: put"),
         (["compress", "--config", "a.csv", "b.csv"], "--config takes one value: leave out b.csv"),
         (["compress", "--dataset", "a.csv", "b.csv", "c.csv"], "put a.csv and b.csv into a folder"),
-        (["search", "precision", "runs/x"], "pass the model with --model, data with --dataset"),
-        (["sweep", "quantize", "--widths", "4", "8"], "Got '8', and .* a list with commas"),
+        (["search", "precision", "runs/x"], "pass the model with --model, and data with"),
         (
             ["sweep", "quantize", "--weights", "a.csv", "b.csv", "c.csv"],
             "--weights takes one value",

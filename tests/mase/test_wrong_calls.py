@@ -116,11 +116,23 @@ WRONG = {
             MaseGraph(nn.Sequential(nn.Linear(4, 2))),
             {"weight": {"method": "wanda", "sparsity": 0.5}, "batches": torch.ones(2, 4)},
         ),
-        r"got shape \(4,\).*example\. Each row of the given tensor is read as a batch",
+        r"expected a list of batches, got a tensor of shape \(2, 4\).* pass \[x\]",
     ),
     "one stage": (
         lambda: Pipeline("report_graph_analysis_pass"),
         r"list of passes, got 'report_graph_.* pass \[pass\]",
+    ),
+    "one stage with settings": (
+        lambda: Pipeline(("prune_transform_pass", {"weight": {"sparsity": 0.5}})),
+        r"expected a list of passes, .* or \[\(pass, settings\)\]",
+    ),
+    "stage without its pair": (
+        lambda: Pipeline(["quantize_transform_pass", {"by": "type"}]),
+        r"expected a pass, its name, or \(pass, settings\), got \{'by': 'type'\}",
+    ),
+    "stage of three": (
+        lambda: Pipeline([("quantize_transform_pass", {}, True)]),
+        r"expected a pass, its name, or \(pass, settings\), got .*True",
     ),
     "circuit of a module": (
         lambda: integer_form(nn.Linear(4, 2)),

@@ -211,6 +211,7 @@ def test_batches_may_be_tensors_and_tuples(graph, quantized, name):
     expected = PASSES[name](graph, quantized, [{"x": given, "mask": None, "index": 3}])[1]
     assert str(PASSES[name](graph, quantized, [given])[1]) == str(expected)
     assert str(PASSES[name](graph, quantized, [(given,)])[1]) == str(expected)
+    assert str(PASSES[name](graph, quantized, [[given]])[1]) == str(expected)
     with pytest.raises(ConfigError, match=r"at most 1 inputs in order \(x\), got 2"):
         PASSES[name](graph, quantized, [(given, torch.zeros(2))])
 

@@ -113,6 +113,7 @@ def toy():
 
 
 @pytest.mark.filterwarnings("ignore::chop.base.notices.AdjustedWarning")
+@pytest.mark.filterwarnings("ignore:.* lose weights to the format:UserWarning")
 @subcases("name", FILES)
 def test_every_file_quantizes_the_model(toy, tmp_path, name):
     (tmp_path / "file.toml").write_text(FILES[name])

@@ -245,7 +245,9 @@ def test_what_is_kept_between_trials_changes_no_proposal():
 
 def test_a_history_read_in_parts_equals_one_read_at_once():
     space, draw = _space(4), np.random.default_rng(0)
-    own = InMemoryStudy("parts", space, (Goal("loss"),), "text", optuna.pruners.NopPruner())
+    own = InMemoryStudy(
+        "parts", space, (Goal("loss", "minimize"),), "text", optuna.pruners.NopPruner()
+    )
     study, coding, running = own.study, history.Coding(space), []
     study.sampler = optuna.samplers.RandomSampler(seed=0)
     for number in range(60):

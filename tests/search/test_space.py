@@ -124,9 +124,14 @@ def test_wrong_configurations_are_named(space, config, message):
         (lambda: SearchSpace(()), "at least one choice"),
         (lambda: SearchSpace((HEADS, HEADS)), "two choices are called 'heads'"),
         (lambda: Goal("accuracy", "maximise"), "did you mean 'maximize'"),
+        (lambda: Goal("val_loss"), r"pass the direction: Goal\('val_loss', 'minimize'\)"),
+        (lambda: Goal("latency_ms"), "the default is 'maximize'"),
         (lambda: Constraint("bits", float("nan")), "expected a number"),
         (lambda: select_objectives((Constraint("bits", 4),)), "without a budget"),
-        (lambda: select_objectives((Goal("bits"), Goal("bits"))), "share a name"),
+        (
+            lambda: select_objectives((Goal("bits", "minimize"), Goal("bits", "minimize"))),
+            "share a name",
+        ),
         (lambda: Choice("a", [1, 2]), r"options by text, got \[1, 2\]"),
         (lambda: SearchSpace(Choice("a", {"1": 1})), "a tuple of choices"),
     ],
@@ -183,7 +188,7 @@ def test_a_budget_is_met_up_to_rounding():
 )
 def test_what_is_no_number_is_named(values, message):
     with pytest.raises(ConfigError, match=message):
-        check_values(values, (Goal("bits"),))
+        check_values(values, (Goal("bits", "minimize"),))
 
 
 def test_what_folds_may_decide_whether_another_choice_counts():

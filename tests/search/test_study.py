@@ -314,7 +314,9 @@ def test_a_study_goes_on_only_with_the_values_it_was_begun_with(workers, storage
 
 
 def test_a_study_of_before_values_were_kept_goes_on(tmp_path):
-    search = Search(small(), loss_by(small()), Goal("loss"), out=tmp_path, sampler="random")
+    search = Search(
+        small(), loss_by(small()), Goal("loss", "minimize"), out=tmp_path, sampler="random"
+    )
     with search.opened() as ledger:
         begun = ledger.document()["search"]
         del begun["values"]
@@ -331,8 +333,8 @@ def test_a_study_of_before_values_were_kept_goes_on(tmp_path):
         ({"storage": None}, "needs an `out` folder"),
         ({"storage": "mysql://x/y"}, "kind 'mysql'"),
         ({"goals": BITS}, "without a budget"),
-        ({"goals": (ACCURACY, Goal("bits")), "sampler": "cmaes"}, "takes 1 objective"),
-        ({"goals": (ACCURACY, Goal("bits")), "pruner": "asha"}, "a single objective"),
+        ({"goals": (ACCURACY, Goal("bits", "minimize")), "sampler": "cmaes"}, "takes 1 objective"),
+        ({"goals": (ACCURACY, Goal("bits", "minimize")), "pruner": "asha"}, "a single objective"),
         ({"save": lambda config, folder: None}, "expected `out`"),
     ],
 )

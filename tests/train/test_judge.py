@@ -171,6 +171,30 @@ def test_a_loss_takes_output_and_labels():
         checked_loss(lambda output: output)
 
 
+def test_logits_are_no_log_probabilities():
+    logits, labels = torch.randn(6, 3, requires_grad=True), torch.arange(6) % 3
+    for loss in (nn.NLLLoss(), nn.functional.nll_loss):
+        with pytest.raises(ConfigError, match="takes log-probabilities.*CrossEntropyLoss"):
+            checked_loss(loss)(logits, labels)
+        value = checked_loss(loss)(logits.log_softmax(1), labels)
+        assert value.item() == pytest.approx(nn.functional.cross_entropy(logits, labels).item())
+
+
+def test_a_loss_does_not_compare_each_output_with_all_labels():
+    output, labels = torch.randn(6, 1, requires_grad=True), torch.randn(6)
+    for difference in (
+        lambda o, y: o - y,
+        lambda o, y: y.sub(o),
+        torch.nn.functional.smooth_l1_loss,
+    ):
+        with pytest.raises(ConfigError, match="output.squeeze|Using a target size"):
+            checked_loss(lambda o, y, way=difference: way(o, y).square().mean())(output, labels)
+    fits = checked_loss(lambda o, y: (o.squeeze(1) - y).square().mean())
+    assert fits(output, labels) == checked_loss(nn.MSELoss())(output, labels[:, None])
+    ranked = checked_loss(lambda o, y: (o - o.T + y[:, None] - y).square().mean())
+    assert ranked(output, labels).dim() == 0
+
+
 def test_a_loss_is_a_module_too():
     logits, labels = torch.randn(6, 3, requires_grad=True), torch.arange(6) % 3
     loss = checked_loss(nn.CrossEntropyLoss())(logits, labels)

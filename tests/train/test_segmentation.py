@@ -212,3 +212,13 @@ def test_a_label_beyond_the_classes_is_not_sent_to_the_task_that_it_has():
     with pytest.raises(ConfigError, match="got the label 3, and the model returns 2") as told:
         TASKS["segmentation"].check(torch.zeros(1, 2, 4, 4), torch.full((1, 4, 4), 3))
     assert "are of task 'segmentation'" not in str(told.value)
+
+
+def test_masks_of_0_and_255_are_reported(caplog):
+    model, x = nn.Conv2d(1, 2, 1), torch.randn(4, 1, 8, 8)
+    mask = (x[:, 0] > 0).long()
+    evaluate(model, (x, mask))
+    assert "do not count" not in caplog.text
+    evaluate(model, (x, 255 * mask))
+    assert "the labels are 0 and -100 or 255, and the latter do not count" in caplog.text
+    assert "save the foreground as 1" in caplog.text

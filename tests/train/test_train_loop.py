@@ -8,7 +8,7 @@ from chop import MaseGraph
 from chop.data import get_tokenized_dataset, load_dataset
 from chop.errors import ConfigError
 from chop.models import load_model
-from chop.train import evaluate, fit, read_rows
+from chop.train import Metric, evaluate, fit, read_rows
 from tests.export.decoders import SIZES, decoder
 
 
@@ -170,6 +170,73 @@ def test_bad_arguments_are_named(digits):
         evaluate(load_model("bert-tiny"), digits)
     with pytest.raises(ConfigError, match="all parameters of the model are frozen"):
         fit(model.requires_grad_(False), digits)
+
+
+@pytest.mark.parametrize(
+    ("rows", "size", "used", "steps"), [(5, 2, 3, 2), (7, 2, 4, 2), (13, 4, 5, 3), (6, 4, 4, 2)]
+)
+def test_batch_norm_gets_no_batch_of_one_row(caplog, rows, size, used, steps):
+    model, seen = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)), []
+    x, y = torch.randn(rows, 4), torch.arange(rows) % 2
+    fit(model, (x, y), batch_size=size, epochs=2, on_step=lambda step, of: seen.append(of))
+    assert seen == [2 * steps] * 2 * steps
+    assert (f"batch_size is {used} instead of {size}" in caplog.text) == (used != size)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_inputs_get_the_dtype_of_the_model(dtype, caplog):
+    model, x = nn.Linear(4, 2).to(dtype), torch.randn(16, 4)
+    y = model(x.to(dtype)).argmax(1)
+    assert evaluate(model, (x, y)) == 1.0
+    fit(model, (x, y))
+    assert f"inputs are converted to {dtype}" in caplog.text
+
+
+def test_logits_that_are_not_the_first_output_are_reported(caplog):
+    class Hidden(nn.Linear):
+        def forward(self, x):
+            logits = super().forward(x)
+            return (logits.repeat(1, 3), logits) if self.is_hidden_first else (logits, x)
+
+    model, x = Hidden(4, 2), torch.randn(16, 4)
+    for model.is_hidden_first in (False, True):
+        assert "Output 1 (from 0) has 2 numbers a row" not in caplog.text
+        evaluate(model, (x, (x[:, 0] > 0).long()))
+    assert "Output 1 (from 0) has 2 numbers a row" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["argmax", "softmax", "topk"])
+def test_functions_of_logits_are_refused_in_metrics_of_classes(name):
+    score = lambda p, labels: getattr(p, name)(-1)  # noqa: E731
+    rows = torch.randn(8, 4), torch.arange(8) % 2
+    with pytest.raises(ConfigError, match=f"{name} takes logits, .*shape .8,.*predict=lambda"):
+        evaluate(nn.Linear(4, 2), rows, metric=score)
+    accuracy = lambda p, labels: (p.argmax(-1) == labels).double().mean()  # noqa: E731
+    metric = Metric("own", accuracy, predict=lambda logits, labels: logits)
+    model = nn.Linear(4, 2)
+    assert evaluate(model, rows, metric=metric) == evaluate(model, rows)
+
+
+def test_a_wrapped_model_is_called_by_its_own_names():
+    model, rows = nn.Linear(4, 2), (torch.randn(8, 4), torch.arange(8) % 2)
+    assert evaluate(nn.DataParallel(model), rows) == evaluate(model, rows)
+
+
+def test_labels_of_another_task_are_named_beyond_the_first_batch():
+    rows = torch.randn(300, 4), torch.arange(300) % 2
+    with pytest.raises(ConfigError, match="label 1.*1 number.*are of task 'binary'"):
+        evaluate(nn.Linear(4, 1), rows)
+    with pytest.raises(ConfigError, match="label 299.*1 number.*are of task 'regression'"):
+        evaluate(nn.Linear(4, 1), (rows[0], torch.arange(300)))
+
+
+def test_whole_numbers_for_a_model_of_floats_name_the_conversion():
+    images, labels = torch.zeros(4, 1, 4, 4, dtype=torch.uint8), torch.arange(4) % 2
+    model = nn.Sequential(nn.Conv2d(1, 2, 4), nn.Flatten())
+    with pytest.raises(ConfigError, match=r"are float32: pass input as float32.*as in training"):
+        evaluate(model, (images, labels))
+    with pytest.raises(ConfigError, match=r"such as X.float\(\).$"):
+        fit(nn.Linear(4, 2), (images[:, 0, 0].long(), labels))
 
 
 def test_large_logits_are_accumulated_over_parts_of_a_step(monkeypatch):

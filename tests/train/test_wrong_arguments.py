@@ -86,7 +86,26 @@ REFUSED = {
     ),
     "tensor of batches": (
         lambda: passes.calibrate_transform_pass(_graph(), {"batches": X}),
-        r"Each row of the given tensor is read as a batch: pass \[x\]",
+        r"expected a list of batches, got a tensor of shape .* pass \[x\]",
+    ),
+    "tensor of batches to lower": (
+        lambda: passes.lower_to_integer_transform_pass(_graph(), {"batches": X}),
+        r"lower_to_integer_transform_pass.batches: expected a list of batches, .* pass \[x\]",
+    ),
+    "batch to lower": (
+        lambda: passes.lower_to_integer_transform_pass(_graph(), {"batches": {"input": X}}),
+        r"lower_to_integer_transform_pass.batches: expected a list .*; pass \[batch\]",
+    ),
+    "batch to prune": (
+        lambda: passes.prune_transform_pass(
+            _graph(),
+            {
+                "weight": {"sparsity": 0.5},
+                "activation": {"sparsity": 0.5, "scope": "global"},
+                "batches": {"input": X},
+            },
+        ),
+        r"prune_transform_pass.batches: expected a list of batches, .*; pass \[batch\]",
     ),
     "batch for batches": (
         lambda: passes.calibrate_transform_pass(_graph(), {"batches": {"input": X}}),

@@ -21,6 +21,7 @@ from chop.actions.given_rows import (
     with_label_column,
     with_scale,
 )
+from chop.base.notices import get_logger
 from chop.captured.wrappers import (
     check_has_forward,
     check_has_python,
@@ -37,8 +38,7 @@ from chop.nn.quantized import QuantizedOperator
 from chop.quantization.described import add_summary, captured_inputs
 from chop.quantization.float_calls import leave_calls_of_forwards
 from chop.quantization.named_operators import check_operators, present_operators, weighted_operators
-from chop.quantization.operators import follows_data
-from chop.quantization.summary import warn_about_lost_weights
+from chop.quantization.summary import VANISHED, warn_about_lost_weights
 from chop.train import Metric, Rows, Task
 from chop.train.calibration import calibrated, example_inputs
 from chop.train.distillation.settings import Distillation
@@ -49,6 +49,8 @@ from chop.workloads.workload import Workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+log = get_logger(__name__)
 
 
 @with_checked_names
@@ -118,8 +120,7 @@ def quantize(
     spec = QuantSpec(weight=number_format) if weights_only else QuantSpec.uniform(number_format)
     rules = {name: {"config": spec} for name in present_operators(mg, names)}
     mg, _ = passes.quantize_transform_pass(mg, {"by": "type", **rules})
-    if not follows_data(spec, "weight"):
-        warn_about_lost_weights(mg)
+    warn_about_lost_weights(mg, VANISHED, dict.fromkeys(dict(mg.model.named_modules()), spec))
     if operators is None:
         leave_calls_of_forwards(mg, "chop.quantize")
     mg = mg if rows is None else calibrated(mg, rows, calibration_rows)
@@ -250,6 +251,12 @@ def compress(
     """
     check_has_forward(model, "chop.compress")
     _check_has_layers(model, "chop.compress")
+    quantized = [x for x in model.modules() if isinstance(x, QuantizedOperator)]
+    if not all(each.spec.is_float for each in quantized):
+        log.warning(
+            "chop.compress: the model has quantized layers. They are the reference that the tables "
+            "call float; pass the original model to compare with it."
+        )
     named = {"max_drop": max_drop, "out": out}
     code = {"evaluate": evaluate, "loss": loss}
     named |= {name: each for name, each in code.items() if isinstance(each, str)}
@@ -300,7 +307,12 @@ def _settings_of_distillation(taught: Distillation) -> dict[str, Any]:
 
 
 def _check_has_layers(model: nn.Module, who: str) -> None:
-    """Raises ConfigError for a single layer, whose class would have to change."""
+    """Raises ConfigError for a single layer, whose class would change, and for packed layers."""
+    if any(isinstance(each, PackedOperator) for each in model.modules()):
+        raise ConfigError(
+            f"{who}: the layers are packed, so this model is compressed already; pass the original "
+            "model."
+        )
     if type(model).__module__.startswith("torch.nn") and not any(model.children()):
         kind = type(model).__name__
         got = f"a single {kind}: pass nn.Sequential(layer)"

@@ -15,6 +15,7 @@ from chop.config import convert
 from chop.data.label_columns import check_label_columns, joined_labels, other_label_columns
 from chop.errors import ConfigError, check_known, enumerate_names
 from chop.train.given.frames import is_frame, to_array
+from chop.train.given.reading import read_columns
 from chop.train.unlabeled import read_inputs
 from chop.workloads.pictures import SETTINGS
 from chop.workloads.settings import WorkloadConfig
@@ -61,7 +62,8 @@ def with_label_column(data: Any, columns: str | Sequence[str] | None) -> Any:
     """Renames the label column to `labels`; joins several columns of numbers to one.
 
     Args:
-        data: frame, mapping of columns, or data set of `datasets`; or a mapping of these by split.
+        data: frame, mapping of columns, data set, or loader of mappings; or a mapping of these by
+            split.
         columns: name of the column, or several, as a list or separated by commas; None changes
             nothing.
     Raises:
@@ -79,6 +81,9 @@ def with_label_column(data: Any, columns: str | Sequence[str] | None) -> Any:
         return {name: with_label_column(split, label) for name, split in data.items()}
     names = list(data) if isinstance(data, Mapping) else getattr(data, "column_names", None)
     names = list(data.columns) if is_frame(data) else names
+    if not isinstance(names, list) and not (isinstance(data, tuple) or hasattr(data, "shape")):
+        data = read_columns(data)  # a loader, a data set of torch, or a list of mappings
+        names = list(data)
     if not isinstance(names, list):
         raise ConfigError(
             "label_column: expected a frame, a mapping of columns or a data set, got "

@@ -4,7 +4,7 @@ Nothing else in `chop` reads string keys. `parse` checks every key and every typ
 key was meant; after it, settings are attributes.
 """
 
-from chop.config.arguments import with_checked_arguments, with_checked_names
+from chop.config.arguments import with_checked_arguments, with_checked_init, with_checked_names
 from chop.config.conversion import MORE, check_fields, check_keys, convert, parse
 from chop.config.files import ignoring, load_config, load_toml, renamed, without_na
 from chop.config.ranges import Range
@@ -23,6 +23,7 @@ __all__ = [
     "parse",
     "renamed",
     "with_checked_arguments",
+    "with_checked_init",
     "with_checked_names",
     "without_na",
 ]

@@ -44,6 +44,12 @@ def with_checked_names(function: Callable[P, T]) -> Callable[P, T]:
     return checked
 
 
+def with_checked_init(cls: type[T]) -> type[T]:
+    """Class decorator that checks how a dataclass is created, see `with_checked_names`."""
+    setattr(cls, "__init__", with_checked_names(cls.__init__))  # noqa: B010 (mypy)
+    return cls
+
+
 def with_checked_arguments(function: Callable[P, T]) -> Callable[P, T]:
     """Decorator that checks the arguments of a function against their annotations.
 

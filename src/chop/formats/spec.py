@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from torch import Tensor
 
-from chop.config import convert
+from chop.config import convert, with_checked_init
 from chop.errors import ConfigError, check_known, describe, did_you_mean, enumerate_names
 from chop.formats.base import INPUT_OPERANDS, OPERANDS, REGISTRY, NumberFormat
 from chop.formats.float import Float
@@ -21,6 +21,7 @@ FLOAT = Float()
 MODULE_WIDE = ("name", "bypass", "gradient")
 
 
+@with_checked_init
 @dataclasses.dataclass(frozen=True)
 class QuantSpec:
     """Number format of each operand of an operator; `float` does not change an operand.

@@ -20,7 +20,7 @@ from chop.ir.input_dtypes import InputDtypes
 from chop.ir.propagate import GraphRunner, GraphVisitor, Visit, bind_inputs
 
 Batches = Iterable[Any]
-"""Batches in any form that the model takes: inputs by name, a tensor, or a tuple in order."""
+"""Batches in any form that the model takes: inputs by name, a tensor, or several in order."""
 
 Runs = Sequence[Mapping[fx.Node, Any]]
 """Node values, one mapping per batch."""
@@ -45,21 +45,32 @@ def select_inputs(mg: MaseGraph, batches: Batches, where: str) -> Iterator[dict[
         GuardError: if a batch violates the guards of the graph.
     """
     device = next((parameter.device for parameter in mg.model.parameters()), None)
-    if isinstance(batches, Mapping | str):
-        kind = type(batches).__name__
-        raise ConfigError(f"{where}: expected a list of batches, got a {kind}; pass [batch].")
+    check_are_listed(mg, batches, where)
     number, dtypes = -1, InputDtypes(mg.model)
     for number, batch in enumerate(batches):
         inputs = {name: _to(x, device) for name, x in _read(mg, batch, where).items()}
         try:
             yield mg.model.admit((), dtypes.adapt(inputs))
         except GuardError as error:
-            note = f"{where}: batch {number}: {error}"
-            if isinstance(batches, Tensor):
-                note += ". Each row of the given tensor is read as a batch: pass [x]."
-            raise GuardError(note) from None
+            raise GuardError(f"{where}: batch {number}: {error}") from None
     if number < 0:
         raise ConfigError(f"{where}: expected at least one batch, got none.")
+
+
+def check_are_listed(mg: MaseGraph, batches: Batches, where: str) -> None:
+    """Raises ConfigError if one batch is given where a list of batches is expected.
+
+    A tensor of several batches has a dimension more than the input of the graph.
+    """
+    if isinstance(batches, Mapping | str):
+        kind = type(batches).__name__
+        raise ConfigError(f"{where}: expected a list of batches, got a {kind}; pass [batch].")
+    first = mg.model.record.example_inputs.get(next(iter(_input_names(mg)), ""))
+    if isinstance(batches, Tensor) and batches.dim() <= len(getattr(first, "shape", ())):
+        raise ConfigError(
+            f"{where}: expected a list of batches, got a tensor of shape {tuple(batches.shape)}, "
+            "of which each row would be a batch; pass [x]."
+        )
 
 
 def by_name(mg: MaseGraph, batch: Any, where: str) -> Mapping[str, Any]:
@@ -74,12 +85,17 @@ def by_name(mg: MaseGraph, batch: Any, where: str) -> Mapping[str, Any]:
         ConfigError: if it has none of these forms.
     """
     names = _input_names(mg)
+    if isinstance(batch, list) and all(isinstance(x, Tensor) for x in batch):
+        batch = tuple(batch)  # loaders yield lists
     if isinstance(batch, Tensor | tuple):
         given = batch if isinstance(batch, tuple) else (batch,)
         if len(given) > len(names):
+            listed = ", ".join(names)
+            pairs = ", ".join(f"'{name}': {name}" for name in names)
             raise ConfigError(
-                f"{where}: expected at most {len(names)} inputs in order ({', '.join(names)}), got "
-                f"{len(given)}; pass mappings of inputs by name."
+                f"{where}: expected at most {len(names)} inputs in order ({listed}), got "
+                f"{len(given)}; pass mappings of inputs by name. For a loader of inputs and "
+                f"labels, this is [{{{pairs}}} for {listed}, labels in loader]."
             )
         batch = dict(zip(names, given, strict=False))
     if not isinstance(batch, Mapping):

@@ -55,12 +55,13 @@ class Stage:
         """
         if isinstance(step, Stage):
             return step
-        parts = step if isinstance(step, tuple) else (step, None)
-        if len(parts) != 2 or not (callable(parts[0]) or isinstance(parts[0], str)):
+        given = (step,) if callable(step) or isinstance(step, str) else step
+        is_pair = isinstance(given, tuple | list) and len(given) in (1, 2)
+        if not is_pair or not (callable(given[0]) or isinstance(given[0], str)):
             raise ConfigError(
-                f"pipeline: expected a pass, or (pass, settings), got {describe(step)}."
+                f"Pipeline: expected a pass, its name, or (pass, settings), got {describe(step)}."
             )
-        chosen, config = parts
+        chosen, config = (*given, None)[:2]
         if callable(chosen):
             return cls(getattr(chosen, "__name__", type(chosen).__name__), chosen, config)
         # MASE's functions that are not passes here, but may be listed.
@@ -74,8 +75,9 @@ class Stage:
 
 
 def check_is_list(stages: Any, who: str) -> None:
-    """Raises ConfigError for stages that are a single pass or no list."""
-    if isinstance(stages, str | Mapping) or not isinstance(stages, Iterable):
+    """Raises ConfigError for a single pass, with or without settings, or no list."""
+    is_stage = isinstance(stages, tuple) and any(isinstance(x, Mapping | None) for x in stages[1:])
+    if is_stage or isinstance(stages, str | Mapping) or not isinstance(stages, Iterable):
         raise ConfigError(
             f"{who}: expected a list of passes, got {describe(stages)}; pass [pass], or "
             "[(pass, settings)]."

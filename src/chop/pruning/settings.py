@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from chop.config import Range, check_fields
 from chop.errors import ConfigError, did_you_mean
+from chop.ir.batches import Batches
 from chop.nn.sparsity import SCORES, Granularity
 
 WHERE = "prune_transform_pass"
@@ -117,7 +118,7 @@ class PruneConfig:
     activation: ActivationPruning | None = None
     include: tuple[str, ...] | None = None
     exclude: tuple[str, ...] = ()
-    batches: Iterable[Mapping[str, Any]] | None = field(default=None, repr=False)
+    batches: Batches | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.weight is None and self.activation is None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from torch import Tensor, fx
 
@@ -14,10 +15,12 @@ from chop.ir.graph import MaseGraph, node_metadata
 from chop.ir.parameters import StoredParameter, masked_weights, stored_parameters
 from chop.nn.packed.encoding import parts_of_rows
 from chop.nn.quantized import QuantizedOperator
+from chop.quantization.operators import follows_data
 
 LARGE_SHARE = 0.5
-LOST_SHARE = 0.99
-"""Share of a layer's weights beyond which its format is a mistake."""
+CLIPPED = ("share_saturated", 0.25)
+VANISHED = ("share_rounded_to_zero", 0.99)
+"""Field of `LayerRow`, and its value beyond which a format is a mistake."""
 PART = 2**18
 """Number of weight elements compared at once, which needs about ten copies."""
 
@@ -87,7 +90,11 @@ def _mean_bits(mg: MaseGraph, node: fx.Node) -> tuple[float, float]:
     return sum(exact for exact, _ in widths) / count, sum(bits for _, bits in widths) / count
 
 
-def layer_rows(mg: MaseGraph, exact: Mapping[str, Tensor] | None = None) -> list[LayerRow]:
+def layer_rows(
+    mg: MaseGraph,
+    exact: Mapping[str, Tensor] | None = None,
+    only: Callable[[StoredParameter], bool] = lambda parameter: True,
+) -> list[LayerRow]:
     """Returns the layers with quantized weights, in the order of the model's parameters.
 
     Packed layers are omitted, because their original weights are lost.
@@ -95,6 +102,7 @@ def layer_rows(mg: MaseGraph, exact: Mapping[str, Tensor] | None = None) -> list
     Args:
         mg: the quantized graph.
         exact: float weights by name, if those of the graph are already rounded.
+        only: returns true for the weights to include.
     """
     before = exact or {}
     weights = (parameter for parameter in stored_parameters(mg) if parameter.operand == "weight")
@@ -103,7 +111,7 @@ def layer_rows(mg: MaseGraph, exact: Mapping[str, Tensor] | None = None) -> list
     return [
         _layer_row(parameter, masked.get(id(parameter.value)), before.get(parameter.name))
         for parameter in stored
-        if not parameter.format.is_identity
+        if not parameter.format.is_identity and only(parameter)
     ]
 
 
@@ -172,17 +180,28 @@ def poor_fit(mg: MaseGraph, layers: Sequence[LayerRow]) -> str | None:
     )
 
 
-def warn_about_lost_weights(mg: MaseGraph) -> None:
-    """Warns of layers of which a format represents almost no weight, as an integer of 8.99."""
-    rows = layer_rows(mg)
-    lost = [x for x in rows if x.share_rounded_to_zero + x.share_saturated > LOST_SHARE]
+def warn_about_lost_weights(
+    mg: MaseGraph, loss: tuple[str, float], specs: Mapping[str, QuantSpec]
+) -> None:
+    """Warns of layers whose weights a format with a fixed step loses.
+
+    Args:
+        mg: the quantized graph.
+        loss: `CLIPPED` or `VANISHED`.
+        specs: formats by path of a layer, before scales are derived from the weights.
+    """
+    share, most = loss
+    fixed = {f"{path}.weight" for path, x in specs.items() if not follows_data(x, "weight")}
+    rows = layer_rows(mg, only=lambda x: x.name in fixed and not x.value.is_meta) if fixed else []
+    lost = [row for row in rows if getattr(row, share) > most]
     if lost:
-        unit = "layer" if len(rows) == 1 else "layers"
+        worst = max(lost, key=attrgetter(share))
+        unit = "layer loses" if len(lost) == 1 else "layers lose"
         warn_each_time(
-            f"{len(lost)} of {len(rows)} {unit} lose their weights. In '{lost[0].layer}' "
-            f"({lost[0].format}) {lost[0].share_rounded_to_zero:.0%} of the weights become zero "
-            f"and {lost[0].share_saturated:.0%} are clipped. Try a format with a derived scale, "
-            "such as '8.auto'.",
+            f"{len(lost)} {unit} weights to the format. In '{worst.layer}' ({worst.format}) "
+            f"{worst.share_rounded_to_zero:.0%} of the weights become zero and "
+            f"{worst.share_saturated:.0%} are clipped. Try a format with a derived scale, such as "
+            "'8.auto'.",
             UserWarning,
         )
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import Tensor
 
-from chop.config import check_fields
+from chop.config import check_fields, with_checked_init
 from chop.errors import ChopError, ConfigError, check_known, describe, did_you_mean
 from chop.search.space import Config
 
@@ -34,21 +35,42 @@ class NotANumberError(ConfigError):
     """Raised if a goal is NaN or infinitely good; only this trial fails."""
 
 
+LOWER_IS_BETTER = re.compile(
+    "(^|_)(loss|error|mse|mae|rmse|nll|perplexity|ppl|latency|ms|seconds|bits|bytes|size|memory|"
+    "energy|cost|parameters|params|flops|macs|luts|dsps)(_|$)",
+    re.IGNORECASE,
+)
+"""Names of numbers of which smaller ones are usually better."""
+
+
+def _default_direction(name: object) -> Direction:
+    if isinstance(name, str) and LOWER_IS_BETTER.search(name):
+        raise ConfigError(
+            f"Goal '{name}': smaller numbers are usually better, and the default is 'maximize'; "
+            f"pass the direction: Goal('{name}', 'minimize')."
+        )
+    return "maximize"
+
+
+@with_checked_init
 @dataclass(frozen=True)
 class Goal:
     """Objective: measured number to maximize or minimize.
 
     Attributes:
         name: name of the number.
-        direction: "maximize" (default) or "minimize".
+        direction: "maximize" (default) or "minimize". Names of which smaller numbers are usually
+            better, such as a loss, a latency or a size, have no default.
 
     Example: `Goal("latency_ms", "minimize")`.
     """
 
     name: str
-    direction: Direction = "maximize"
+    direction: Direction = None  # type: ignore[assignment]  # set below
 
     def __post_init__(self) -> None:
+        if self.direction is None:
+            object.__setattr__(self, "direction", _default_direction(self.name))
         check_fields(self, "Goal")
 
     def loss(self, value: float) -> float:
@@ -56,6 +78,7 @@ class Goal:
         return -value if self.direction == "maximize" else value
 
 
+@with_checked_init
 @dataclass(frozen=True)
 class Constraint:
     """Constraint: bound on a measured number.

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from chop.base.notices import warn_once
-from chop.config import convert
+from chop.config import convert, with_checked_init
 from chop.errors import ConfigError, check_known, describe, did_you_mean
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ MAX_GRID_POINTS = 100_000
 """Maximum number of grid points scanned for an unvisited configuration."""
 
 
+@with_checked_init
 @dataclass(frozen=True)
 class Choice:
     """Categorical parameter of a search space.
@@ -134,6 +135,7 @@ def _as_choices(table: Mapping[Any, Any], advice: str = "pass ({},)") -> str:
 
 
 # Compared by identity, because rules are functions; caches of codings depend on it.
+@with_checked_init
 @dataclass(frozen=True, eq=False)
 class SearchSpace:
     """Search space: one option per choice, without infeasible combinations.

@@ -17,8 +17,9 @@ from chop.base.files.limits import reached_limit
 from chop.captured.wrappers import check_has_values, check_is_module
 from chop.errors import ChopError, ConfigError, describe, first_line
 from chop.train.device import usable_device
+from chop.train.dtypes import advise_floats, cast_inputs
 from chop.train.given.row_checks import IDS, MASK
-from chop.train.model_io import LABELS, fed_columns, read_answers
+from chop.train.model_io import LABELS, fed_columns, read_answers, warn_about_other_logits
 from chop.train.rows import Rows, named_padding_token, padding_token, read_rows, task_for
 from chop.train.task import IGNORED
 from chop.train.tasks import Task, find_task
@@ -71,7 +72,7 @@ class Feed:
         check_is_module(model, "model")
         check_has_values(model, type(model).__name__)
         asked = None if task is None else find_task(task)
-        self.rows = read_rows(rows, asked)
+        self.rows = cast_inputs(model, {"rows": read_rows(rows, asked)})["rows"]
         self.task = task_for(asked, self.rows)
         is_whole = isinstance(batch_size, Integral) and not isinstance(batch_size, bool)
         if not is_whole or batch_size < 1:
@@ -112,7 +113,8 @@ class Feed:
             output = self._run(self._inputs(batch), is_first=step == 0)
             if step == 0 and self.task.is_categorical:
                 answers = read_answers(output, self.task, len(labels))
-                self.task.check(answers, self.rows.labels)
+                self.task.check(answers, self.rows.labels, labels)
+                warn_about_other_logits(output, self.rows.labels, self.task)
             yield Answered(output, labels, batch)
             del output  # large logits are gone before the next ones are made
 
@@ -148,10 +150,10 @@ class Feed:
             if not is_first or isinstance(error, torch.OutOfMemoryError) or reached_limit(error):
                 raise
             listed = ", ".join(f"{name} {tuple(x.shape)}" for name, x in fed.items())
+            reason = f"{type(error).__name__}: {first_line(error).removesuffix('.')}."
             raise ConfigError(
-                f"{type(self.model).__name__} cannot take the rows, {listed}: "
-                f"{type(error).__name__}: {first_line(error).removesuffix('.')}."
-                f"{self.rows.about_vector}"
+                f"{type(self.model).__name__} cannot take the rows, {listed}: {reason}"
+                f"{self.rows.about_vector}{advise_floats(self.model, fed, reason)}"
             ) from error
 
 

@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from chop.base.notices import assume, warn_once
 from chop.captured.leaves import tensors_in
@@ -230,8 +232,10 @@ def _check_function(function: Any, count: int, setting: str, takes: str) -> None
     try:
         inspect.signature(called).bind(*[None] * count)
     except TypeError as error:
+        advice = " chop.compress(metric=...) takes functions of predictions and labels."
         raise ConfigError(
-            f"{setting}: '{get_name(function)}' must be callable with only {takes}: {error}."
+            f"{setting}: '{get_name(function)}' must be callable with only {takes}: "
+            f"{error}.{advice * (count == 1)}"
         ) from None
     except ValueError:  # some of those written in C have no signature
         return
@@ -252,10 +256,13 @@ def checked_loss(function: Any, code: str = "") -> Callable[[Any, Tensor], Tenso
     title = f"loss '{code or get_name(function)}'"
 
     def loss(output: Any, labels: Tensor) -> Tensor:
-        with user_code(title, function), warnings.catch_warnings():
+        watch = _RefusedBroadcast(output, labels)
+        with user_code(title, function), warnings.catch_warnings(), watch:
             # Outputs (B, 1) and labels (B,) would be broadcast to (B, B).
             warnings.filterwarnings("error", "Using a target size")
             value = function(output, labels)
+        if function is F.nll_loss or isinstance(function, nn.NLLLoss):
+            _check_log_probabilities(output)
         if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
             raise ConfigError(
                 f"{title}: returned {describe(value)}, expected one number with a "
@@ -266,6 +273,40 @@ def checked_loss(function: Any, code: str = "") -> Callable[[Any, Tensor], Tenso
         return value.reshape(())
 
     return loss
+
+
+def _check_log_probabilities(output: Any) -> None:
+    """Raises ConfigError unless the scores of each row are log-probabilities, as for `NLLLoss`."""
+    for scores in _floats_in(output)[:1]:
+        total = scores.detach().float().logsumexp(1)
+        if not torch.allclose(total, torch.zeros_like(total), atol=1e-2):
+            raise ConfigError(
+                "loss: NLLLoss takes log-probabilities, and the model returns logits: pass "
+                "nn.CrossEntropyLoss()."
+            )
+
+
+class _RefusedBroadcast(TorchFunctionMode):
+    """Refuses a calculation that broadcasts outputs (B, 1) and labels (B,) to (B, B).
+
+    Only the tensors themselves count, since ranking losses compare the rows in pairs.
+    """
+
+    def __init__(self, output: Any, labels: Tensor) -> None:
+        super().__init__()
+        self._output, self._labels = output, labels
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        pair = [x for x in args if x is self._output or x is self._labels]
+        if len(pair) == 2 and isinstance(result, Tensor):
+            shapes, rows = {tuple(x.shape) for x in pair}, len(self._labels)
+            if rows > 1 and shapes == {(rows, 1), (rows,)} and result.shape == (rows, rows):
+                raise ConfigError(
+                    f"loss: the model's output {(rows, 1)} and the labels {(rows,)} are broadcast "
+                    f"to {(rows, rows)}: use output.squeeze(1), or labels.unsqueeze(1)."
+                )
+        return result
 
 
 def _floats_in(output: Any) -> list[Tensor]:

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from chop.config import with_checked_init
+
 LEAST_SHARE = 0.00005
 """Smallest share that two decimals distinguish from 0.00%."""
 
@@ -98,6 +100,7 @@ GUESSED = "guessing each token by its frequency in the training rows"
 """Description of the constant answer of perplexity, which needs the training rows."""
 
 
+@with_checked_init
 @dataclass(frozen=True)
 class Metric:
     """Score of a model's answers.

@@ -14,12 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from chop.base.nested import tree_parts
-from chop.base.notices import warn_once
+from chop.base.notices import assume, get_logger, warn_once
 from chop.captured.module import CapturedModule
-from chop.captured.wrappers import check_is_unwrapped
+from chop.captured.wrappers import check_is_unwrapped, unwrapped
 from chop.errors import ConfigError
 from chop.train.task import Task
 from chop.train.tasks import CLASSIFICATION
+
+log = get_logger(__name__)
 
 LABELS = "labels"
 POSITION = "input {}"
@@ -45,7 +47,7 @@ def input_columns(model: nn.Module, columns: Iterable[str]) -> dict[str, str]:
     columns = list(columns)
     if isinstance(model, torch.jit.ScriptModule):  # which has no Python signature
         check_is_unwrapped(model, "train and evaluate")
-    parameters = inspect.signature(model.forward).parameters
+    parameters = inspect.signature(unwrapped(model).forward).parameters
     if POSITION.format(0) in columns:
         return _by_position(model, columns, parameters)
     if all(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters.values()):
@@ -158,6 +160,31 @@ def warn_about_probabilities(output: Any, task: Task) -> None:
                 "Leave out the softmax, or train with chop.compress(loss=...).",
                 UserWarning,
             )
+
+
+def warn_about_other_logits(output: Any, labels: Any, task: Task) -> None:
+    """Warns if another output than the first of a tuple has a number for each class of the labels.
+
+    Args:
+        output: output of the model for a batch.
+        labels: labels of all rows.
+        task: task of the model; only `classification` is checked.
+    """
+    if task.name != CLASSIFICATION.name or not isinstance(output, tuple | list):
+        return
+    logits, count = read_output(output)[1], int(labels.max()) + 1
+    fitting = [
+        place
+        for place, x in enumerate(output)
+        if isinstance(x, Tensor) and x.dim() == 2 and x.shape[1] == count
+    ]
+    if fitting and logits.dim() == 2 and logits.shape[1] != count:
+        assume(
+            f"the first output of the model, with {logits.shape[1]} numbers a row, is read as the "
+            f"logits. Output {fitting[0]} (from 0) has {count} numbers a row, one for each class "
+            "of the labels: if it is the logits, let forward return it first.",
+            log,
+        )
 
 
 def loss_and_answers(output: Any, labels: Tensor, task: Task) -> tuple[Tensor, Tensor]:

@@ -250,7 +250,10 @@ def read_rows(
     needs_labels = task is None or not (task.reads_all or source in inputs)
     if not inputs or not (given or not needs_labels) or _count(table) == 0:
         held = f"{_count(table)} rows" if table else "0 rows"
-        advice = " Rename the column of labels; jobs also take its name, --label-column."
+        advice = (
+            " Rename the column of labels; jobs such as chop.compress also take its name, "
+            "--label-column."
+        )
         advice *= len(table) > 1 and not given
         tokens = " --task causal-lm takes input_ids as labels." * ("input_ids" in table)
         raise NoLabelsError(

@@ -14,12 +14,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
+from chop.base.notices import assume, get_logger
 from chop.base.plugins import Registry
 from chop.config import check_fields
 from chop.errors import ConfigError, check_known, describe
 from chop.train.metric import Metric, expected_labels, predictions_of_task
 from chop.train.user_code import user_code
+
+log = get_logger(__name__)
 
 IGNORED = -100
 """Label of a position that is excluded from losses and metrics."""
@@ -30,6 +34,8 @@ LEAVE_OUT = (
     "loss and metric ignore."
 )
 SIGNS = "got the labels -1 and 1; classes are numbered from 0: use (labels + 1) // 2."
+LOGIT_FUNCTIONS = ("argmax", "softmax", "log_softmax", "sigmoid", "topk", "cross_entropy")
+"""Functions of logits by name, which have no meaning for predicted classes."""
 Pair = tuple[Tensor, Tensor]
 """Answers and labels to compare; the first dimension of both is K."""
 Labels = Tensor | list[Tensor]
@@ -192,9 +198,27 @@ class Task:
                 f"task '{self.name}': every label is {self._uncounted}, which loss and metric "
                 "ignore; expected classes, numbered from 0."
             )
+        counted = flat[~is_ignored]
+        has_void = self.void is not None and bool((flat == self.void).any())
+        if has_void and int(counted.min()) == int(counted.max()):
+            assume(
+                f"task '{self.name}': the labels are {int(counted[0])} and {self._uncounted}, and "
+                f"the latter do not count.{self.one_class_hint}",
+                log,
+            )
 
-    def check(self, logits: Tensor, labels: Tensor | list[Tensor]) -> None:
-        """Checks that labels are within the classes of the logits."""
+    def check(
+        self, logits: Tensor, labels: Tensor | list[Tensor], batch: Tensor | None = None
+    ) -> None:
+        """Checks that labels are within the classes of the logits.
+
+        Args:
+            logits: outputs of the model.
+            labels: labels of all rows.
+            batch: labels of the rows of `logits`; default, all.
+        Raises:
+            ConfigError: if a label is no class.
+        """
         if not self.is_categorical or not len(labels):
             return
         flat, count = _flat(labels), self.classes(logits)
@@ -202,7 +226,7 @@ class Task:
             flat = flat[flat != self.void]
         largest = int(flat.max()) if len(flat) else 0
         if largest >= count:
-            raise beyond_classes(self, largest, logits, labels)
+            raise beyond_classes(self, largest, logits, labels, batch)
 
     @property
     def _uncounted(self) -> str:
@@ -236,6 +260,26 @@ def _takes_labels_first(function: Callable[..., Any]) -> bool:
     return first in ("y_true", "labels_true", "labels", "targets", "target", "references")
 
 
+class _RefusedLogits(TorchFunctionMode):
+    """Refuses functions of logits that a user-supplied metric calls on predicted classes."""
+
+    def __init__(self, name: str, predictions: Tensor) -> None:
+        super().__init__()
+        self._name, self._classes = name, None if predictions.is_floating_point() else predictions
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        function = getattr(func, "__name__", "")
+        classes = self._classes
+        if classes is not None and function in LOGIT_FUNCTIONS and args and args[0] is classes:
+            raise ConfigError(
+                f"metric '{self._name}': {function} takes logits, and a metric gets the predicted "
+                f"classes, of shape {tuple(classes.shape)}: leave {function} out, or pass "
+                f"chop.train.Metric('{self._name}', function, predict=lambda logits, labels: "
+                "logits)."
+            )
+        return func(*args, **(kwargs or {}))
+
+
 def _number(
     name: str,
     metric: Callable[[Tensor, Tensor], Any],
@@ -248,7 +292,7 @@ def _number(
     Raises:
         ConfigError: if it returns something else.
     """
-    with user_code(f"metric '{name}'", metric):
+    with user_code(f"metric '{name}'", metric), _RefusedLogits(name, predictions):
         value = metric(labels, predictions) if takes_labels_first else metric(predictions, labels)
     try:
         if isinstance(value, str | bytes):
@@ -284,13 +328,16 @@ def unfit(task: str, wanted: str, logits: Tensor, labels: Tensor) -> ConfigError
     )
 
 
-def beyond_classes(task: Task, label: int, logits: Tensor, labels: Labels) -> ConfigError:
-    """Builds the error for a label outside the classes of the logits."""
+def beyond_classes(
+    task: Task, label: int, logits: Tensor, labels: Labels, batch: Tensor | None = None
+) -> ConfigError:
+    """Builds the error for a label outside the classes of the logits; see `Task.check`."""
     count = task.classes(logits)
     numbers = f"{count} number{'s' * (count > 1)}"
     if task.classes is not _last_size:
         numbers = f"{count} classes"
     given = labels if isinstance(labels, Tensor) else _flat(labels)
+    given = given if batch is None else batch
     classes = _flat(labels)[_flat(labels) >= 0]
     if label == count > 1 and int(classes.min()) == 1:
         hint = "classes are numbered from 0, and these begin at 1: subtract 1 from the labels."

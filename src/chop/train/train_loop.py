@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from chop.base.notices import get_logger
+from chop.base.notices import assume, get_logger
+from chop.captured.module import CapturedModule
 from chop.config import with_checked_names
 from chop.errors import ConfigError, check_known, describe
 from chop.kernels.matmul_precision import matmul_precision
@@ -52,6 +53,8 @@ RANGES = {
     "max_grad_norm": (sys.float_info.min, math.inf, "more than 0; math.inf for no limit"),
 }
 """Lowest and highest value of settings of `fit`, and their description."""
+NORMS_OVER_ROWS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+"""Layers that torch refuses to train on one value per channel."""
 SCHEDULES = {
     "constant": lambda done: 1.0,
     "linear": lambda done: 1.0 - done,
@@ -128,7 +131,10 @@ def fit(
     rows = take_split(dataset, "train")
     feed, has_labels = labeled_feed(model, rows, batch_size, task, device, settings)
     feed.batch_size = _rows_at_once(feed)
-    parts, steps = batch_size // feed.batch_size, math.ceil(len(feed.rows) / batch_size)
+    parts = batch_size // feed.batch_size
+    if parts == 1:
+        feed.batch_size = batch_size = _size_without_single_rows(feed)
+    steps = math.ceil(len(feed.rows) / batch_size)
     trainable = _trainable(model)
     optimizer = torch.optim.AdamW(_parameter_groups(trainable, weight_decay), lr=lr)
     rate = _rate(SCHEDULES[schedule], warmup, max(1, epochs * steps))
@@ -207,13 +213,13 @@ def fit_and_report(
     Args:
         model: model to train.
         train: training rows.
-        training: arguments of `fit`, `batch_size` among them.
+        training: arguments of `fit`.
         report: called with the number of finished epochs and the value; optional.
         value: evaluates the current model.
     """
-    steps = math.ceil(len(train) / training["batch_size"])
 
     def after_each_epoch(step: int, of: int) -> None:
+        steps = of // training.get("epochs", 1)
         # Called before a step: the first of an epoch sees what the one before has learned.
         if report is not None and step > 1 and (step - 1) % steps == 0:
             report((step - 1) // steps, value())
@@ -334,6 +340,26 @@ def _rows_at_once(feed: Feed) -> int:
     return max(part for part in range(1, most + 1) if size % part == 0)
 
 
+def _size_without_single_rows(feed: Feed) -> int:
+    """Returns a batch size at which no batch of batch normalization has one row.
+
+    It is the batch size of the feed if this one fits, otherwise the next larger one.
+    """
+    rows, size = len(feed.rows), feed.batch_size
+    while size > 1 and rows > 1 and rows % size == 1:
+        size += 1
+    if size == feed.batch_size or not any(
+        isinstance(x, NORMS_OVER_ROWS) for x in feed.model.modules()
+    ):
+        return feed.batch_size
+    assume(
+        f"batch_size is {size} instead of {feed.batch_size}: the last batch of {rows} rows would "
+        "have one row, which batch normalization cannot train on.",
+        log,
+    )
+    return size
+
+
 def _summed_losses(
     feed: Feed,
     order: torch.Generator,
@@ -384,13 +410,17 @@ def _divide_gradients(trainable: list[nn.Parameter], rows: int) -> None:
 def _trainable(model: nn.Module) -> list[nn.Parameter]:
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trainable:
-        frozen = "all parameters of the model are frozen"
+        frozen = "all parameters of the model are frozen; model.requires_grad_() unfreezes them"
         has_some = next(model.parameters(), None) is not None
         reason = frozen if has_some else "the model has no parameters"
         if any(isinstance(module, PackedOperator) for module in model.modules()):
+            graph = "mg, _ = pack_transform_pass(mg, {'unpack': True})"
+            if not isinstance(model, CapturedModule):
+                path = "'runs/compress/model'"  # the default of `chop.compress`
+                graph = f"mg = MaseGraph.from_checkpoint({path}), {graph}"
             reason = (
-                "packed layers store their weights as codes; unpack them by "
-                "pack_transform_pass(mg, {'unpack': True})"
+                "packed layers store their weights as codes; unpack the graph of the checkpoint "
+                f"and train mg.model: {graph}"
             )
         raise ConfigError(f"nothing to train: {reason}.")
     if any(x.is_inference() for x in (*model.parameters(), *model.buffers())):

@@ -30,6 +30,7 @@ from chop.errors import (
 from chop.models import reason_of_user_code
 from chop.train import Rows, Task
 from chop.train.calibration import example_inputs
+from chop.train.dtypes import advise_floats
 from chop.train.feed import eval_mode
 from chop.train.model_io import LABELS, input_columns, read_answers, read_output
 from chop.train.segmentation import SEGMENTATION
@@ -116,7 +117,7 @@ def check_forward(
             f"'{name}' cannot take rows of '{dataset}', {_listed(inputs)}: {reason} "
             "The model is called with only these columns, in these shapes and types"
             f"{_advise_columns(rows, columns)}.{rows.about_vector}"
-            f"{skipped}{_advise_order(rows, inputs) or _advise_floats(model, inputs, plain)}"
+            f"{skipped}{_advise_order(rows, inputs) or advise_floats(model, inputs, plain)}"
             f"{_advise_batch(model, rows)}"
             f"{in_words(current_assumptions())}"
         ) from error
@@ -162,16 +163,6 @@ def _advise_batch(model: nn.Module, rows: Rows) -> str:
         f" The model takes all the data, {tuple(data.shape)}, as one row. If it is one row x, add "
         "the batch dimension: pass x[None], or X[:1] in place of X[0]."
     )
-
-
-def _advise_floats(model: nn.Module, inputs: Mapping[str, Tensor], reason: str) -> str:
-    """Returns a sentence if a model of floats rejects the type of whole numbers, or no text."""
-    whole = [name for name, value in inputs.items() if not value.is_floating_point()]
-    kinds = [each.dtype for each in model.parameters() if each.is_floating_point()]
-    if not whole or not kinds or "dtype" not in reason:
-        return ""
-    kind = str(kinds[0]).removeprefix("torch.")
-    return f" The weights are {kind}: pass {whole[0]} as {kind}, such as X.float()."
 
 
 def _differ(output: Any, other: Any) -> bool:

@@ -198,7 +198,9 @@ def test_custom_metrics_and_goals():
         custom_metrics={"hardware_cost": lambda mg: 10 * mg.model.first.spec.weight.width}
     )
     assert workload.measure(workload.uniform("4.mse"), silent)["hardware_cost"] == 40
-    workload.check_goals([Goal("accuracy"), Constraint("bits", 4), Goal("hardware_cost")])
+    workload.check_goals(
+        [Goal("accuracy"), Constraint("bits", 4), Goal("hardware_cost", "minimize")]
+    )
     with pytest.raises(ConfigError, match="did you mean 'accuracy'"):
         workload.check_goals([Goal("acuracy")])
     with pytest.raises(ConfigError, match="custom_metrics=.'latency_ms': function"):

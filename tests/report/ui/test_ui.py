@@ -219,7 +219,9 @@ def test_a_running_search_advances(root, ask):
             return {"loss": 1.0 / (1 + int(config["width"]))}
 
         out = str(root / "search")
-        search = Search(space, loss, Goal("loss"), sampler="random", out=out, name="widths")
+        search = Search(
+            space, loss, Goal("loss", "minimize"), sampler="random", out=out, name="widths"
+        )
         search.run(3)
         told.append(measured())
     assert "<circle" not in told[0] and told[-1].count("<circle") == 2 * 3  # wide and narrow

@@ -323,7 +323,12 @@ def test_trials_beside_the_folder_are_not_shown(tmp_path):
     out = tmp_path / "search"
     space = SearchSpace((Choice("width", {"4": 4, "8": 8}),))
     search = Search(
-        space, lambda *_: {"loss": 1.0}, Goal("loss"), sampler="random", out=out, name="a"
+        space,
+        lambda *_: {"loss": 1.0},
+        Goal("loss", "minimize"),
+        sampler="random",
+        out=out,
+        name="a",
     )
     search.run(2)
     write_run(out / "a", "search")

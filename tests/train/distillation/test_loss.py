@@ -358,6 +358,10 @@ def test_answers_of_another_form_are_compared():
     assert train((x, labels), large, distill=small, task="segmentation", epochs=3)[0]
     with pytest.raises(ConfigError, match="expected a teacher of the same task"):
         train((x, labels), large, distill=nn.Conv2d(1, 3, 1), task="segmentation")
+    with pytest.raises(
+        ConfigError, match=r"the teacher cannot take the rows, input \(\d, 1, 8, 8\)"
+    ):
+        train((x, labels), large, distill=nn.Conv2d(3, 2, 1), task="segmentation")
 
 
 def test_labels_that_do_not_count_have_no_part():

@@ -31,6 +31,9 @@ from chop.ir.huggingface.vision import check_has_vision, vision_modules
 from chop.models.load import continues_texts
 from chop.report.report import Report, announce, say
 from chop.runs.progress import Stages
+from chop.train.distillation.loss import check_same_outputs
+from chop.train.distillation.teacher import Teacher
+from chop.train.feed import Feed
 from chop.train.rows import has_pictures_in_text
 from chop.train.task import JUDGED
 from chop.train.tasks import CAUSAL_LM
@@ -120,6 +123,10 @@ class WholeModel:
                 "--qat-epochs: training needs a loss, which --evaluate does not define. Add "
                 "--loss file.py:fn, --task or --distill, or set --qat-epochs 0."
             )
+        teacher, few = self.workload.teacher, self.workload.train.spread(3)
+        if epochs and teacher is not None and self.config.distill_alpha != 0:
+            feed = Feed(self.workload.model, few, len(few), self.workload.task)
+            check_same_outputs(feed, Teacher.of(teacher))
 
     def _recipe(self, mg: MaseGraph) -> Recipe:
         """Returns the exceptions from each format; a vision tower without images stays float.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from chop.captured.state.preserve_state import preserve_state
 from chop.formats import NumberFormat, QuantSpec, parse_format, parse_format_string
-from chop.ir.batches import Batches, by_name, select_inputs
+from chop.ir.batches import Batches, by_name, check_are_listed, select_inputs
 from chop.ir.graph import MaseGraph
 from chop.ir.settled import settled_copy
 from chop.nn.integer import IntegerOptions
@@ -111,10 +111,12 @@ def lower_to_integer_transform_pass(mg: MaseGraph, config: LowerToIntegerConfig)
 
     quantized = settled_copy(mg)
     where = f"{WHERE}.batches"
+    check_are_listed(mg, config.batches, where)
     batches = [_on_cpu(by_name(mg, batch, where)) for batch in config.batches]
     inputs = list(select_inputs(quantized, batches, where))
     observed = inputs
     if config.observed is not None:
+        check_are_listed(mg, config.observed, f"{WHERE}.observed")
         own = [_on_cpu(by_name(mg, batch, f"{WHERE}.observed")) for batch in config.observed]
         observed = list(select_inputs(quantized, own, f"{WHERE}.observed"))
     if config.missing != ERROR:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from chop.ir.batches import check_are_listed
 from chop.ir.graph import MaseGraph
 from chop.nn.sparsity import Granularity
 from chop.passes.base import MASE_KEYS, graph_pass
 from chop.pruning.activations import prune_inputs
-from chop.pruning.settings import PruneConfig
+from chop.pruning.settings import WHERE, PruneConfig
 from chop.pruning.structured import prune_structured
 from chop.pruning.unstructured import prune_unstructured
 
@@ -46,8 +47,10 @@ def prune_transform_pass(mg: MaseGraph, config: PruneConfig) -> dict[str, Any]:
 
         {"weight": {"sparsity": 0.5, "method": "l1-norm", "scope": "global"}}
     """
-    if config.weight is not None and config.activation is not None and config.batches is not None:
-        config = dataclasses.replace(config, batches=list(config.batches))
+    if config.batches is not None:
+        check_are_listed(mg, config.batches, f"{WHERE}.batches")
+        if config.weight is not None and config.activation is not None:
+            config = dataclasses.replace(config, batches=list(config.batches))
     info: dict[str, Any] = {"sparsity": 0.0, "hidden": 0, "weights": 0, "layers": {}, "skipped": {}}
     if config.weight is not None:
         is_structured = Granularity.parse(config.weight.granularity).is_structured

@@ -9,6 +9,7 @@ from chop.ir.graph import MaseGraph
 from chop.passes.base import MASE_KEYS, graph_pass
 from chop.quantization.operators import quantize_nodes
 from chop.quantization.selection import QuantizeConfig
+from chop.quantization.summary import CLIPPED, warn_about_lost_weights
 from chop.quantization.unreached import warn_about_unreached
 
 
@@ -28,7 +29,8 @@ def quantize_transform_pass(mg: MaseGraph, config: QuantizeConfig) -> dict[str, 
     already quantized gets the new formats.
 
     Warns (`UnreachedWarning`) if more than a tenth of the weights that the rules could match are in
-    operators without formats, such as recurrent layers.
+    operators without formats, such as recurrent layers. Warns if a format with a fixed step clips
+    more than a quarter of a layer's weights.
 
     Returns:
         quantized: number of nodes.
@@ -39,6 +41,8 @@ def quantize_transform_pass(mg: MaseGraph, config: QuantizeConfig) -> dict[str, 
          "overrides": {"re:.*down_proj": "mxint8"}, "skip": ["lm_head"]}
     """
     chosen = config.select(mg)
+    specs = {str(node.target): spec for node, spec in chosen.items()}
     quantize_nodes(mg, chosen)
     warn_about_unreached(mg, config.where, config.may_mean)
+    warn_about_lost_weights(mg, CLIPPED, specs)
     return {"quantized": sum(not spec.is_float for spec in chosen.values())}

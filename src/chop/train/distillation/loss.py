@@ -23,7 +23,7 @@ from chop.train.distillation.teacher import (
     get_class_names,
     infer_unlabeled_task,
 )
-from chop.train.feed import Answered, Feed
+from chop.train.feed import Answered, Feed, eval_mode
 from chop.train.given.reading import NoLabelsError
 from chop.train.model_io import batch_loss, read_answers
 from chop.train.task import Task
@@ -152,13 +152,9 @@ class Distiller:
         """Returns the soft loss; of several outputs their sum, as of their losses."""
         task, temperature = self.feed.task, self.settings.temperature
         assert temperature is not None, "resolved for the task"
+        x, y, expected = _compared(task, answers, goal, labels)
         if task.layout is None:
-            (x, expected), (y, _) = task.compare(answers, labels), task.compare(goal, labels)
-            if x.shape != y.shape:
-                raise _other_shape(answers, goal)
             return self._soft[task.name](x, y, expected, temperature)
-        if answers.shape != goal.shape:
-            raise _other_shape(answers, goal)
         pairs = zip(
             task.layout.pairs(answers, labels), task.layout.pairs(goal, labels), strict=True
         )
@@ -167,11 +163,29 @@ class Distiller:
         ).sum()
 
 
-def _other_shape(answers: Tensor, goal: Tensor) -> ConfigError:
-    return ConfigError(
-        f"distill: the teacher's outputs have the shape {tuple(goal.shape)}, and the model's "
-        f"{tuple(answers.shape)}; expected a teacher of the same task."
-    )
+def check_same_outputs(feed: Feed, teacher: Teacher) -> None:
+    """Raises ConfigError if a teacher's outputs for a batch have another shape than the model's."""
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), eval_mode(feed.model):
+        batch = next(feed.outputs())
+        goal = teacher.run(batch.columns, feed.device)
+    task, count = feed.task, len(batch.labels)
+    answers, goal = (read_answers(x, task, count) for x in (batch.output, goal))
+    _compared(task, answers, goal, batch.labels)
+
+
+def _compared(
+    task: Task, answers: Tensor, goal: Tensor, labels: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the compared outputs of the model and of the teacher, and their labels."""
+    x, y, expected = answers, goal, labels
+    if task.layout is None:
+        (x, expected), (y, _) = task.compare(answers, labels), task.compare(goal, labels)
+    if x.shape != y.shape:
+        raise ConfigError(
+            f"distill: the teacher's outputs have the shape {tuple(goal.shape)}, and the model's "
+            f"{tuple(answers.shape)}; expected a teacher of the same task."
+        )
+    return x, y, expected
 
 
 def _check_is_separate(model: nn.Module, teacher: nn.Module) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from torch import nn
 
 from chop.captured.wrappers import check_is_module
-from chop.config import Range, check_fields, parse
+from chop.config import Range, check_fields, parse, with_checked_init
 from chop.errors import ConfigError, describe
 from chop.ir.graph import MaseGraph
 from chop.train.distillation.soft_losses import soft_losses, squared_difference
@@ -29,6 +29,7 @@ LAYERS_WEIGHT = 5.0
 """Default weight of a comparison of layers."""
 
 
+@with_checked_init
 @dataclass(frozen=True)
 class Distillation:
     """Settings of knowledge distillation, for `chop.train.fit(distill=...)`.

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from chop.base.files.limits import reached_limit
 from chop.data.labels import MAX_LISTED
-from chop.errors import ConfigError, enumerate_names
+from chop.errors import ConfigError, enumerate_names, first_line
 from chop.ir.graph import MaseGraph
 from chop.ir.storage.checkpoint import find_checkpoint
 from chop.models import builtin_model, load_model
@@ -75,7 +76,15 @@ class Teacher:
         fed = {name: columns[column].to(device) for name, column in names.items()}
         fed = {name: x.to(dtype) if x.is_floating_point() else x for name, x in fed.items()}
         with torch.no_grad(), torch.random.fork_rng(devices=[]), eval_mode(model):
-            return model(**fed)
+            try:
+                return model(**fed)
+            except (IndexError, RuntimeError, TypeError, ValueError) as error:
+                if isinstance(error, torch.OutOfMemoryError) or reached_limit(error):
+                    raise
+                shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in fed.items())
+                raise ConfigError(
+                    f"distill: the teacher cannot take the rows, {shapes}: {first_line(error)}"
+                ) from error
 
     def answers(
         self, batch: Answered, feed: Feed, like: Tensor, *, is_stored: bool = True
