@@ -18,9 +18,9 @@ BOUNDS = {
     "imports between subpackages": 288,
     "files": 1_145,
     "files at one level": 29,
-    "lines that are not blank": 139_000,
-    "functions per 1,000 lines of logic": 108,
-    "public functions and classes": 3_770,
+    "lines that are not blank": 140_600,
+    "functions per 1,000 lines of logic": 107,
+    "public functions and classes": 3_790,
     "lines of the longest file": 505,
 }
 SLACK = 0.02

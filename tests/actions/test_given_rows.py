@@ -130,3 +130,9 @@ def test_parts_of_one_length_are_not_splits():
     x, y = torch.zeros(6, 2), torch.zeros(6)
     for given in ((x, x, x, y), ((x, x), (y, y)), [(x, y), (x[:2], y[:2])][:1]):
         assert rows_by_split(given, None) == {"train": given}
+
+
+@pytest.mark.parametrize("test", [0.2, True])
+def test_a_share_in_place_of_test_rows_is_refused(test):
+    with pytest.raises(ConfigError, match="test: expected labeled rows, .*leave it out to split"):
+        rows_by_split((np.zeros((4, 2)), np.zeros(4)), test)

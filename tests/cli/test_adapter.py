@@ -219,6 +219,8 @@ def test_options_of_the_command_line_are_no_settings_of_a_file(tmp_path, capsys)
 def test_files_with_escapes_or_settings_of_another_command(toml, message, tmp_path, capsys):
     with pytest.raises(ConfigError, match=message):
         run([], tmp_path, capsys, toml=toml)
+
+
 def test_keys_of_a_file_may_be_written_like_options(tmp_path):
     file = tmp_path / "run.toml"
     file.write_text("qat-epochs = 2\nformat = '8.auto'\n")

@@ -53,7 +53,10 @@ def test_a_command_with_a_repeated_option_ends_with_the_sentence(words, capsys):
             ["compress", "--formats", "8.auto", "4.auto"],
             "--formats: write a list with commas, as in 8.auto,4.auto",
         ),
-        (["export", "cnn", "--formats", "4.auto"], r"No such option: --formats \(Possible options: "),
+        (
+            ["export", "cnn", "--formats", "4.auto"],
+            r"No such option: --formats \(Possible options: ",
+        ),
         (
             ["evaluate", "cnn", "--sparsity", "0.5"],
             "--sparsity. Other commands have it: chop sweep",

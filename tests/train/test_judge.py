@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import functools
 import math
+import random
 
 import numpy as np
 import pytest
@@ -64,6 +65,21 @@ def test_rows_that_are_right_or_wrong_are_a_share():
 def test_what_is_no_number_is_one_sentence(value):
     with pytest.raises(ConfigError, match=r"^evaluate 'score': returned .*, expected a number"):
         judged(value)
+
+
+def test_each_call_draws_the_same_rows_and_leaves_the_generators_as_they_were():
+    drawn = []
+
+    def draw(model):
+        drawn.append((float(torch.rand(())), random.random(), float(np.random.rand())))
+        return 0.0
+
+    judge, model = Judge.of(draw), Two()
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    judge.score(model), judge.score(model)
+    assert drawn[0] == drawn[1]
+    after = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    assert torch.equal(before[0], after[0]) and before[1:] == after[1:]
 
 
 def test_nan_is_a_number_without_an_interval():

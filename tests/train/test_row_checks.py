@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
 
 import chop
+from chop.base.notices import collected_assumptions
 from chop.errors import ConfigError
 from chop.train import evaluate, fit, read_rows, user_code
 from chop.train.unlabeled import read_inputs
@@ -142,6 +143,23 @@ def test_padding_without_a_mask_is_refused(call, is_left):
     labels = rows["input_ids"].masked_fill(rows["input_ids"] == 0, -100)
     if not is_left:
         call(model, {**rows, "labels": labels}, task="causal-lm")
+
+
+@pytest.mark.parametrize("has_mask", [False, True])
+def test_padding_without_a_mask_is_an_assumption_for_classes(has_mask):
+    config = BertConfig(
+        vocab_size=32, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=8, pad_token_id=0, max_position_embeddings=8,
+    )  # fmt: skip
+    ids = torch.randint(1, 32, (4, 8)) * (torch.arange(8) < torch.tensor([[3], [8], [5], [6]]))
+    rows = {"input_ids": ids, "label": [0, 1, 0, 1]}
+    rows |= {"attention_mask": ids.ne(0).long()} if has_mask else {}
+    model = BertForSequenceClassification(config)
+    with collected_assumptions() as found:
+        evaluate(model, rows)
+    assert ["reads this padding as text" in x.text for x in found] == [True] * (not has_mask)
+    with pytest.raises(ConfigError, match="up to 9 tokens, .* reads at most 8: tokenize with"):
+        evaluate(model, {"input_ids": torch.ones(2, 9).long(), "label": [0, 1]})
 
 
 @pytest.mark.parametrize("wrap", [iter, lambda data: data, DataLoader])

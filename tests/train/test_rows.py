@@ -5,6 +5,7 @@ import pytest
 import torch
 from datasets import Dataset
 
+from chop.base.notices import collected_assumptions
 from chop.data import load_dataset
 from chop.errors import ConfigError
 from chop.train import read_rows
@@ -143,3 +144,39 @@ def test_padding_is_a_token_of_the_texts_vocabulary(whole, text, expected):
         config.text_config = SimpleNamespace(**text)
     assert padding_token(SimpleNamespace(config=config)) == expected
     assert padding_token(SimpleNamespace()) == 0
+
+
+MASKED = {"input_ids": [[5, 6, 0], [7, 8, 9]], "attention_mask": [[1, 1, 0], [1, 1, 1]]}
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        ([[5, 6, 0], [7, 8, 9]], [[5, 6, -100], [7, 8, 9]]),
+        ([[1, 2, 0], [0, 1, 1]], [[1, 2, -100], [0, 1, 1]]),
+        ([[1, 2, -100], [0, 1, 1]], [[1, 2, -100], [0, 1, 1]]),
+    ],
+    ids=["tokens", "classes", "marked"],
+)
+def test_labels_of_padding_do_not_count(labels, expected):
+    with collected_assumptions() as found:
+        rows = read_rows({**MASKED, "labels": labels})
+    assert torch.as_tensor(rows.labels).tolist() == expected
+    assert len(found) == (labels != expected)
+
+
+def test_labels_of_masked_tokens_that_differ_count():
+    rows = {**MASKED, "attention_mask": [[1, 0, 0], [1, 1, 1]], "labels": [[3, 4, 5], [6, 7, 8]]}
+    assert torch.as_tensor(read_rows(rows).labels).tolist() == rows["labels"]
+
+
+@pytest.mark.parametrize("lengths", [(4, 4), (4, 2)], ids=["one length", "several lengths"])
+def test_tokens_with_a_batch_dimension_of_one_are_rows(lengths):
+    items = [
+        {"input_ids": torch.full((1, n), n), "attention_mask": torch.ones(1, n), "label": i}
+        for i, n in enumerate(lengths)
+    ]
+    rows = read_rows(items)
+    assert [row.tolist() for row in rows.columns["input_ids"]] == [[n] * n for n in lengths]
+    assert [row.shape for row in rows.columns["attention_mask"]] == [(n,) for n in lengths]
+    assert rows.labels.tolist() == [0, 1]

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+import datasets
 import numpy as np
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 from transformers import BertConfig, BertForTokenClassification, GPT2Config, GPT2LMHeadModel
 
 from chop import MaseGraph
+from chop.base.notices import collected_assumptions
 from chop.errors import ConfigError
 from chop.train import TASKS, Metric, Task, evaluate, find_task, fit, read_rows
 from chop.train import rows as row_module
@@ -262,6 +264,9 @@ def test_whole_floats_are_classes_where_the_task_says_so():
 
 
 CLASSES = {"x": torch.randn(6, 4), "labels": torch.tensor([0, 1, 2, 3, 4, 5])}
+SOFT = {**CLASSES, "labels": torch.rand(6, 3).softmax(1).round(decimals=2)}
+TEXTS = datasets.Dataset.from_dict({"x": [[1.0] * 4] * 2, "label": ["cat", "dog"]})
+OVERFLOWN = {"x": torch.randn(150, 4), "labels": torch.arange(150).to(torch.int8)}
 FEW = {**CLASSES, "labels": [0, 1, 2] * 2}
 
 
@@ -279,12 +284,44 @@ FEW = {**CLASSES, "labels": [0, 1, 2] * 2}
         (CLASSES, {"task": "classificaton"}, "did you mean 'classification'"),
         (numbers(3), {"metric": "accuracy"}, "unknown metric 'accuracy': choose from: mae, mse"),
         ({"x": torch.zeros(2, 4), "labels": [0.5, math.nan]}, {}, "1 of 2 rows have no label"),
+        (SOFT, {}, r"3 numbers a row that sum to 1, .*labels.argmax\(1\)\. --task regression"),
+        (SOFT, {"task": "classification"}, r"the labels have fractions; pass .*argmax\(1\)"),
+        ({**CLASSES, "labels": [10, 20, 30] * 2}, {}, "3 classes are numbered up to 30: .*unique"),
+        (
+            {**CLASSES, "labels": [[0, 1], [2], []] * 2},
+            {},
+            "numbers of classes. Pass 0",
+        ),
+        (TEXTS, {}, "label column 'label': expected numbers, got 'cat'; number the classes"),
+        (OVERFLOWN, {}, "128 .*-128 to 127, as classes beyond 127 in int8 are: use int64"),
     ],
 )
 def test_labels_that_do_not_fit_are_one_sentence(rows, settings, message):
     with pytest.raises(ConfigError, match=message) as caught:
         evaluate(nn.Linear(4, 3), rows, **settings)
     assert "\n" not in str(caught.value)
+
+
+def test_probabilities_are_numbers_if_the_task_says_so():
+    assert math.isfinite(evaluate(nn.Linear(4, 3), SOFT, task="regression"))
+
+
+def test_labels_of_one_logit_are_compared_with_the_classes_and_not_with_the_batch():
+    rows = torch.randn(80, 4), torch.arange(80) % 2
+    with pytest.raises(ConfigError, match=r"classes 0 to 0; .* of task 'binary'"):
+        fit(nn.Linear(4, 1), rows)
+
+
+def test_scores_at_each_position_of_a_row_have_a_way_out():
+    rows = torch.randn(6, 5, 4), torch.arange(6) % 3
+    with pytest.raises(ConfigError, match=r"scores at 5 positions .* output\[:, -1\]"):
+        evaluate(nn.Linear(4, 3), rows)
+
+
+def test_signs_that_are_read_as_numbers_are_an_assumption():
+    with collected_assumptions() as found:
+        evaluate(nn.Linear(4, 1), (torch.randn(6, 4), torch.tensor([-1.0, 1.0] * 3)))
+    assert ["labels are -1 and 1" in each.text for each in found] == [True]
 
 
 UNLABELED = {**CLASSES, "labels": [0, 1, -1, 2, -1, 0]}

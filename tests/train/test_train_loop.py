@@ -233,9 +233,9 @@ def test_labels_of_another_task_are_named_beyond_the_first_batch():
 def test_whole_numbers_for_a_model_of_floats_name_the_conversion():
     images, labels = torch.zeros(4, 1, 4, 4, dtype=torch.uint8), torch.arange(4) % 2
     model = nn.Sequential(nn.Conv2d(1, 2, 4), nn.Flatten())
-    with pytest.raises(ConfigError, match=r"are float32: pass input as float32.*as in training"):
+    with pytest.raises(ConfigError, match=r"pass input as float32.*Divide it by 255 if"):
         evaluate(model, (images, labels))
-    with pytest.raises(ConfigError, match=r"such as X.float\(\).$"):
+    with pytest.raises(ConfigError, match=r"such as X.float\(\), or for an array"):
         fit(nn.Linear(4, 2), (images[:, 0, 0].long(), labels))
 
 

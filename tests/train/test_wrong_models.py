@@ -11,7 +11,14 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from sklearn.metrics import mean_absolute_error, precision_score, r2_score, zero_one_loss
+from sklearn.metrics import (
+    log_loss,
+    mean_absolute_error,
+    precision_score,
+    r2_score,
+    roc_auc_score,
+    zero_one_loss,
+)
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset, random_split
 
@@ -19,8 +26,8 @@ import chop
 from chop.actions.api import Compressed
 from chop.actions.given_rows import with_label_column
 from chop.actions.sweep.settings import QuantizeSweepConfig
-from chop.base.notices import collected_assumptions
-from chop.errors import ChopError
+from chop.base.notices import collected_assumptions, forget_notices
+from chop.errors import ChopError, ConfigError
 from chop.nn.packed import pack
 from chop.nn.quantized import QuantLinear
 from chop.pipelines import Pipeline
@@ -375,9 +382,11 @@ def test_a_list_of_label_columns_is_several_columns():
     assert listed[1].shape == (24, 2)
 
 
-def test_classes_in_place_of_hits_are_warned_of():
+@pytest.mark.parametrize("kind", [torch.int64, torch.float32])
+def test_classes_in_place_of_hits_are_warned_of(kind):
+    forget_notices()
     with pytest.warns(UserWarning, match="return predictions == labels instead"):
-        Judge.of(lambda model: model(X).argmax(1)).score(Net())
+        Judge.of(lambda model: (Y + 0 * model(X).argmax(1)).to(kind)).score(Net())
 
 
 def _precision(predictions, labels):
@@ -416,3 +425,53 @@ def test_attributes_of_a_model_are_on_the_model_of_a_graph():
         with pytest.raises(AttributeError, match=f"no attribute '{name}'; use {way_out}"):
             getattr(mg, name)
     assert not hasattr(mg, "nothing") and copy.deepcopy(mg).nodes
+
+
+class Filters(nn.Module):
+    def __init__(self, channels):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(channels, 2, 3), nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.head(self.conv(x).mean((2, 3)))
+
+
+def pixels(*shape):
+    return (255 * torch.rand(6, *shape)).to(torch.uint8)
+
+
+@pytest.mark.parametrize("call", [evaluate, fit, lambda net, rows: chop.quantize(net, data=rows)])
+@pytest.mark.parametrize(
+    ("channels", "x", "advice", "mend"),
+    [
+        (1, pixels(8, 8) / 255, r"reads 1 channel .* pass X\[:, None\]", lambda x: x[:, None]),
+        (3, pixels(8, 8, 3) / 255, r"in dimension 1 .* X.movedim\(-1", lambda x: x.movedim(-1, 1)),
+        (3, pixels(3, 8, 8), r"float32, .* X.float\(\).* Divide it", lambda x: x.float() / 255),
+    ],
+)
+def test_images_of_another_layout_have_a_way_out(call, channels, x, advice, mend):
+    labels = torch.arange(6) % 2
+    with pytest.raises(ConfigError, match=advice):
+        call(Filters(channels), (x, labels))
+    call(Filters(channels), (mend(x), labels))
+
+
+@pytest.mark.parametrize(
+    ("metric", "advice"),
+    [
+        (roc_auc_score, "pass metric='roc_auc'"),
+        (Metric("ll", log_loss), r"Metric\('ll', log_loss, .*is_better=F"),
+    ],
+)
+def test_metrics_of_scores_do_not_get_classes(metric, advice):
+    net, rows = nn.Linear(4, 2), (X, (X[:, 0] > 0).long())
+    with pytest.raises(ConfigError, match=rf"needs scores and would get classes; .*{advice}"):
+        evaluate(net, rows, metric=metric)
+    own = Metric(
+        "ll",
+        log_loss,
+        predict=lambda logits, labels: logits.double().softmax(-1),
+        higher_is_better=False,
+    )
+    expected = nn.functional.cross_entropy(net(X), rows[1]).item()
+    assert evaluate(net, rows, metric=own) == pytest.approx(expected, rel=1e-5)

@@ -13,7 +13,7 @@ from torch import nn
 from chop.base.notices import assume
 from chop.config import convert
 from chop.data.label_columns import check_label_columns, joined_labels, other_label_columns
-from chop.errors import ConfigError, check_known, enumerate_names
+from chop.errors import ConfigError, check_known, describe, enumerate_names
 from chop.train.given.frames import is_frame, to_array
 from chop.train.given.reading import read_columns
 from chop.train.unlabeled import read_inputs
@@ -130,6 +130,11 @@ def rows_by_split(data: Any, test: Any) -> dict[str, Any]:
     """Returns rows by split for `Workload.of`."""
     if data is None:
         raise ConfigError("data: expected labeled rows, such as (X, y), got None.")
+    if isinstance(test, bool | int | float):
+        raise ConfigError(
+            f"test: expected labeled rows, such as (X_test, y_test), got {describe(test)}; leave "
+            "it out to split a fifth off."
+        )
     if test is None and (splits := _paired_arrays(data)):
         return splits
     if isinstance(data, Mapping) and data and not data.keys() - SPLITS and "train" not in data:

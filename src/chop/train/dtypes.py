@@ -44,23 +44,6 @@ def cast_rows(model: nn.Module, rows: Rows) -> Rows:
     return rows if is_same else replace(rows, columns=columns)
 
 
-def advise_floats(model: nn.Module, inputs: Mapping[str, Tensor], reason: str) -> str:
-    """Returns a sentence if a model of floats rejects the type of whole numbers, or no text.
-
-    Args:
-        model: the model.
-        inputs: inputs by name.
-        reason: text of the model's error.
-    """
-    whole = [name for name, value in inputs.items() if not value.is_floating_point()]
-    kinds = [each.dtype for each in model.parameters() if each.is_floating_point()]
-    if not whole or not kinds or not ("dtype" in reason or "Input type" in reason):
-        return ""
-    kind = str(kinds[0]).removeprefix("torch.")
-    scaled = ", scaled as in training" * (inputs[whole[0]].dtype == torch.uint8)
-    return f" The weights are {kind}: pass {whole[0]} as {kind}, such as X.float(){scaled}."
-
-
 def _in(column: Column, dtype: torch.dtype) -> Column:
     first = column if isinstance(column, Tensor) else column[0]
     if not first.is_floating_point() or first.dtype == dtype:

@@ -14,12 +14,19 @@ import torch
 from torch import Tensor, nn
 
 from chop.base.files.limits import reached_limit
+from chop.base.notices import assume, get_logger
 from chop.captured.wrappers import check_has_values, check_is_module
 from chop.errors import ChopError, ConfigError, describe, first_line
 from chop.train.device import usable_device
-from chop.train.dtypes import advise_floats, cast_inputs
+from chop.train.dtypes import cast_inputs
 from chop.train.given.row_checks import IDS, MASK
-from chop.train.model_io import LABELS, fed_columns, read_answers, warn_about_other_logits
+from chop.train.model_io import (
+    LABELS,
+    advise_inputs,
+    fed_columns,
+    read_answers,
+    warn_about_other_logits,
+)
 from chop.train.rows import Rows, named_padding_token, padding_token, read_rows, task_for
 from chop.train.task import IGNORED
 from chop.train.tasks import Task, find_task
@@ -31,6 +38,8 @@ PADDING_SAMPLE = 256
 """Number of rows that are searched for padding without a mask."""
 LEAST_RUN = 2
 """Least length of a run of padding tokens. A single one may be the end of a text."""
+
+log = get_logger(__name__)
 
 
 class Answered(NamedTuple):
@@ -153,7 +162,7 @@ class Feed:
             reason = f"{type(error).__name__}: {first_line(error).removesuffix('.')}."
             raise ConfigError(
                 f"{type(self.model).__name__} cannot take the rows, {listed}: {reason}"
-                f"{self.rows.about_vector}{advise_floats(self.model, fed, reason)}"
+                f"{self.rows.about_vector}{advise_inputs(self.model, fed, reason)}"
             ) from error
 
 
@@ -179,22 +188,37 @@ def bound_task(task: Task, model: nn.Module, rows: Rows) -> Task:
 
 
 def _check_padding(model: nn.Module, rows: Rows, task: Task) -> None:
-    """Checks that most rows of a causal language model have no padding that counts as text.
+    """Checks that most rows have no padding that counts as text.
+
+    Records an assumption for tasks other than causal language models.
 
     Raises:
         ConfigError: if they begin or end with runs of the padding token, and no mask marks it.
     """
     token, ids = named_padding_token(model), rows.columns.get(IDS)
-    if token is None or ids is None or task.labels_from != IDS or MASK in rows.columns:
+    if token is None or ids is None or MASK in rows.columns:
         return
-    pairs = [*zip(ids[:PADDING_SAMPLE], rows.labels[:PADDING_SAMPLE], strict=True)]
-    if 2 * sum(_is_padded(row, labels, token) for row, labels in pairs) > len(pairs):
-        raise ConfigError(
-            f"most rows begin or end with several tokens {token}, the pad_token_id of the model, "
-            f"and there is no {MASK}, so the padding would be read and scored as text: pass the "
-            f"tokenizer's {MASK} (1 for tokens, 0 for padding; all 1 if this is text). Labels "
-            f"of {IGNORED} also exclude padding at the end."
+    is_language = task.labels_from == IDS
+    labels = rows.labels if is_language else ids
+    pairs = [*zip(ids[:PADDING_SAMPLE], labels[:PADDING_SAMPLE], strict=True)]
+    if 2 * sum(_is_padded(row, label, token) for row, label in pairs) <= len(pairs):
+        return
+    about = (
+        f"most rows begin or end with several tokens {token}, the pad_token_id of the model, "
+        f"and there is no {MASK}"
+    )
+    if not is_language:
+        assume(
+            f"{about[0].upper()}{about[1:]}: the model reads this padding as text. If it was "
+            f"trained with the tokenizer's {MASK}, pass it too.",
+            log,
         )
+        return
+    raise ConfigError(
+        f"{about}, so the padding would be read and scored as text: pass the "
+        f"tokenizer's {MASK} (1 for tokens, 0 for padding; all 1 if this is text). Labels "
+        f"of {IGNORED} also exclude padding at the end."
+    )
 
 
 def _is_padded(row: Tensor, labels: Tensor, token: int) -> bool:

@@ -27,6 +27,7 @@ from chop.statistics.intervals import Interval, bootstrap, wilson
 from chop.train.feed import eval_mode
 from chop.train.intervals import Score, draws_for
 from chop.train.metric import Metric, values
+from chop.train.seeds import seeded
 from chop.train.user_code import user_code
 
 UNNAMED = "score"
@@ -39,7 +40,8 @@ class Judge:
 
     Attributes:
         function: called with the model in evaluation mode and without gradients; returns a number,
-            or a list or array with one number per row, of which the mean is used.
+            or a list or array with one number per row, of which the mean is used. Random generators
+            start from the same seed in each call, so that drawn rows are the same for all models.
         name: name of the number in tables and results.
         higher_is_better: true if a larger number is a better model.
         code: name of the function in a command, `file.py:fn`; "" if it was passed in Python.
@@ -99,6 +101,7 @@ class Judge:
             cached_weights(model),
             eval_mode(model),
             user_code(self.title, self.function),
+            seeded(),
         ):
             calls = _Calls()
             hook = model.register_forward_pre_hook(calls)
@@ -146,14 +149,15 @@ class Judge:
             raise wrong from None
         if scores.is_complex() or scores.dim() > 1 or not scores.numel():
             raise wrong
-        is_whole = scores.dtype != torch.bool and not scores.is_floating_point()
-        if is_whole and scores.dim() and scores.double().max() > 1:
+        numbers_of_rows = scores.double()
+        is_whole = torch.equal(numbers_of_rows, numbers_of_rows.round())
+        if scores.dim() and is_whole and numbers_of_rows.max() > 1:
             warn_once(
                 f"{self.title}: returned whole numbers beyond 0 and 1, whose mean counts; if they "
                 "are predicted classes, return predictions == labels instead."
             )
         # Rows that are right or wrong stay bool, of which the mean is a share.
-        rows = scores if scores.dtype == torch.bool else scores.double()
+        rows = scores if scores.dtype == torch.bool else numbers_of_rows
         return rows.reshape(-1), scores.dim() == 1
 
 

@@ -273,3 +273,66 @@ def _read(output: Any) -> tuple[Tensor | None, Tensor | None]:
         has_loss = output[0].dim() == 0 and len(output) > 1
         return (output[0], output[1]) if has_loss else (None, output[0])
     return None, None
+
+
+def advise_inputs(model: nn.Module, inputs: Mapping[str, Tensor], reason: str) -> str:
+    """Returns sentences about the dtype or the layout of inputs that a model rejected, or no text.
+
+    Args:
+        model: the model.
+        inputs: rows (B, ...) by name, without labels.
+        reason: message of the model's error.
+    """
+    is_dtype = "dtype" in reason or "should be the same" in reason
+    advice = _advise_dtype(model, inputs) if is_dtype else ""
+    if is_dtype or "conv" in reason or "channels" in reason:
+        advice += _advise_channels(model, inputs)
+    return advice + _advise_length(model, inputs)
+
+
+def _advise_length(model: nn.Module, inputs: Mapping[str, Tensor]) -> str:
+    """Returns a sentence if rows have more tokens than a model has positions, or no text."""
+    most = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    ids = inputs.get("input_ids")
+    if ids is None or not isinstance(most, int) or ids.shape[-1] <= most:
+        return ""
+    return (
+        f" Rows have up to {ids.shape[-1]} tokens, and the model reads at most {most}: tokenize "
+        f"with truncation=True, max_length={most}."
+    )
+
+
+def _advise_dtype(model: nn.Module, inputs: Mapping[str, Tensor]) -> str:
+    kinds = {each.dtype for each in model.parameters() if each.is_floating_point()}
+    others = [name for name, x in inputs.items() if {x.dtype} != kinds]
+    if len(kinds) != 1 or len(others) != 1:
+        return ""
+    (name,) = others
+    kind = str(*kinds).removeprefix("torch.")
+    array = f", or for an array X.astype('{kind}')" * (kind in ("float16", "float32", "float64"))
+    is_pixels = inputs[name].dtype == torch.uint8
+    pixels = " Divide it by 255 if the model was trained on pixels of 0 to 1." * is_pixels
+    tensor = "X.float()" if kind == "float32" else f"X.to(torch.{kind})"
+    return f" The weights are {kind}: pass {name} as {kind}, such as {tensor}{array}.{pixels}"
+
+
+def _advise_channels(model: nn.Module, inputs: Mapping[str, Tensor]) -> str:
+    """Returns a sentence if rows have not the channels that the model's first convolution reads."""
+    convolutions = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) and module.in_channels
+    ]
+    if not convolutions or len(inputs) != 1:
+        return ""
+    ((name, conv), shape) = convolutions[0], [*next(iter(inputs.values())).shape[1:]]
+    count, sides = conv.in_channels, len(conv.kernel_size)
+    if not shape or (len(shape) == sides + 1 and shape[0] == count):
+        return ""
+    advice = ""
+    if len(shape) == sides and count == 1:
+        advice = ": pass X[:, None]"
+    elif len(shape) == sides + 1 and shape[-1] == count:
+        advice = ": pass X.movedim(-1, 1), or numpy.moveaxis(X, -1, 1)"
+    channels = f"{count} channel{'s' * (count > 1)}"
+    return f" The convolution '{name}' reads {channels} in dimension 1 of the rows{advice}."

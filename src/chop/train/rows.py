@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import torch
 from torch import Tensor, nn
 
+from chop.base.notices import assume
 from chop.config import Range, with_checked_arguments
 from chop.data import label_column
 from chop.data.stratify import stratified_split
@@ -240,7 +241,7 @@ def read_rows(
     if isinstance(dataset, Rows):
         return dataset
     names = () if task is None else tuple(task.parts)
-    table = read_columns(dataset, names)
+    table = _without_batch_of_one(read_columns(dataset, names))
     outputs, label = outputs_among(table, names), label_column(list(table))
     given = {*outputs.values()} or {label} - {None}
     inputs = {name: column for name, column in table.items() if name not in given}
@@ -248,6 +249,8 @@ def read_rows(
     if inputs and given and _count(table) == 0:
         raise NoLabelsError(f"expected at least one row, got 0 rows with {list(table)}.")
     needs_labels = task is None or not (task.reads_all or source in inputs)
+    if inputs and not given and needs_labels and label_column(_column_names(dataset)) is not None:
+        read_label_column(dataset)  # raises for texts
     if not inputs or not (given or not needs_labels) or _count(table) == 0:
         held = f"{_count(table)} rows" if table else "0 rows"
         advice = (
@@ -276,8 +279,49 @@ def read_rows(
         return Rows(inputs, targets)
     if labels is None:
         return Rows(inputs, torch.zeros(_count(inputs)), vector=vector_columns(dataset))
-    classes = with_classes(read_labels(labels), task)
+    classes = _without_padding(inputs, with_classes(read_labels(labels), task))
     return Rows(inputs, classes, vector=vector_columns(dataset))
+
+
+def _without_batch_of_one(table: dict[str, Column]) -> dict[str, Column]:
+    """Removes dimension 1 of size 1 from tokens, which a tokenizer adds with `return_tensors`."""
+    ids = table.get("input_ids")
+    if ids is None or not len(ids) or any(row.dim() != 2 or len(row) != 1 for row in ids):
+        return table
+    shapes = [row.shape for row in ids]
+    are_tokens = {
+        name: [row.shape for row in column] == shapes or name == "input_ids"
+        for name, column in table.items()
+    }
+    return {
+        name: _first_of_each(column) if are_tokens[name] else column
+        for name, column in table.items()
+    }
+
+
+def _first_of_each(column: Column) -> Column:
+    return column[:, 0] if isinstance(column, Tensor) else [row[0] for row in column]
+
+
+def _without_padding(inputs: dict[str, Column], labels: Column) -> Column:
+    """Replaces labels of tokens whose attention mask is 0 by `IGNORED`, if they are all the same.
+
+    The labels are then padding too. Labels of a decoder, whose input is masked, usually differ.
+    """
+    mask = inputs.get("attention_mask")
+    if mask is None or not len(labels) or labels[0].is_floating_point():
+        return labels
+    pairs = [*zip(labels, mask, strict=True)]
+    if any(label.dim() != 1 or label.shape != attended.shape for label, attended in pairs):
+        return labels
+    hidden = torch.cat([label[(attended == 0) & (label != IGNORED)] for label, attended in pairs])
+    if not len(hidden) or bool((hidden != hidden[0]).any()):
+        return labels
+    assume(
+        f"Labels of tokens whose attention_mask is 0 are all {int(hidden[0])}, as padding is, and "
+        f"do not count. {IGNORED} marks them without this assumption."
+    )
+    return tokens_as_labels(inputs, labels)
 
 
 def _count(columns: dict[str, Column]) -> int:
@@ -286,14 +330,19 @@ def _count(columns: dict[str, Column]) -> int:
     return 1 if isinstance(first, Tensor) and first.dim() == 0 else len(first)
 
 
+def _column_names(dataset: Any) -> list[str]:
+    """Returns the column names of a data set of `datasets`; none of other data."""
+    names = getattr(dataset, "column_names", None)
+    return names if isinstance(names, list) else []
+
+
 def read_label_column(dataset: Dataset) -> tuple[Column, Task]:
     """Reads the labels like `read_rows`. Returns them and their task.
 
     Raises:
         ConfigError: if the labels are texts, or there is no label column.
     """
-    names = getattr(dataset, "column_names", None)
-    label = label_column(names) if isinstance(names, list) else None
+    label = label_column(_column_names(dataset))
     if label is None:
         raise NoLabelsError(
             "expected a data set of datasets with a column 'labels' or 'label', got "
@@ -309,8 +358,8 @@ def read_label_column(dataset: Dataset) -> tuple[Column, Task]:
             )
         raise ConfigError(
             f"label column '{label}': expected numbers, got "
-            f"{describe(first)}; number the classes from "
-            f"0 ({IGNORED} for tokens that do not count), or name another column with "
+            f"{describe(first)}; number the classes from 0, as class_encode_column('{label}') does "
+            f"({IGNORED} for tokens that do not count), or name another column with "
             "--label-column (label= of chop.data.load_dataset)."
         )
     labels = read_labels(as_column(dataset.with_format("numpy")[label][:]))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import numpy as np
@@ -24,3 +26,16 @@ def seed_everything(seed: Annotated[int, Range(0, 2**32 - 1)]) -> None:
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
+
+
+@contextmanager
+def seeded(seed: int = 0) -> Iterator[None]:
+    """Seeds all random generators in a context, and restores their states afterwards."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng():
+        try:
+            seed_everything(seed)
+            yield
+        finally:
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)

@@ -36,6 +36,12 @@ LEAVE_OUT = (
 SIGNS = "got the labels -1 and 1; classes are numbered from 0: use (labels + 1) // 2."
 LOGIT_FUNCTIONS = ("argmax", "softmax", "log_softmax", "sigmoid", "topk", "cross_entropy")
 """Functions of logits by name, which have no meaning for predicted classes."""
+SCORED = {"roc_auc_score", "average_precision_score", "log_loss", "top_k_accuracy_score"}
+"""Functions of scikit-learn that take scores or probabilities of classes."""
+SOFT = "pass the classes of the rows, labels.argmax(1)."
+SUM_TOLERANCE = 0.011
+"""Largest difference of a sum of probabilities from 1, as rounding to two decimals makes."""
+INT8_ENDS = (-128, 127)
 Pair = tuple[Tensor, Tensor]
 """Answers and labels to compare; the first dimension of both is K."""
 Labels = Tensor | list[Tensor]
@@ -153,12 +159,31 @@ class Task:
             metric = Metric(name, metric, higher_is_better=_is_higher_better(metric))
         check_fields(metric, "Metric")
         if metric.predict is predictions_of_task:
+            self._check_takes_classes(metric)
             own = self.metric.expect if metric.expect is expected_labels else metric.expect
             metric = dataclasses.replace(metric, predict=self.metric.predict, expect=own)
         if not any(metric.score is each.score for each in known.values()):
             score = partial(_number, metric.name, metric.score, _takes_labels_first(metric.score))
             metric = dataclasses.replace(metric, score=score)
         return dataclasses.replace(self, metric=metric)
+
+    def _check_takes_classes(self, metric: Metric) -> None:
+        """Raises ConfigError for a function of scikit-learn that needs scores, not classes."""
+        plain = getattr(metric.score, "func", metric.score)  # functools.partial
+        name = getattr(plain, "__name__", "")
+        is_known = getattr(plain, "__module__", "").split(".")[0] == "sklearn"
+        if not (self.is_categorical and is_known and name in SCORED):
+            return
+        direction = ", higher_is_better=False" * name.endswith("_loss")
+        advice = (
+            f"pass chop.train.Metric('{metric.name}', {name}, predict=lambda logits, labels: "
+            f"logits.double().softmax(-1){direction})."
+        )
+        if name == "roc_auc_score" and "roc_auc" in self.metrics:
+            advice = "pass metric='roc_auc'."
+        raise ConfigError(
+            f"metric '{metric.name}': it needs scores and would get classes; {advice}"
+        )
 
     def check_labels(self, labels: Tensor | list[Tensor]) -> None:
         """Checks that labels are classes, independently of a model.
@@ -176,9 +201,9 @@ class Task:
             return
         flat = _flat(labels)
         if flat.is_floating_point() and bool((flat != flat.round()).any()):
-            raise ConfigError(
-                f"task '{self.name}': the labels have fractions; use task 'regression' for numbers."
-            )
+            soft = are_probabilities(labels)
+            advice = SOFT if soft else "use task 'regression' for numbers."
+            raise ConfigError(f"task '{self.name}': the labels have fractions; {advice}")
         if not len(flat) or (int(flat.min()) >= 0 and self.void is None):
             return
         is_ignored = (flat == IGNORED) if self.void is None else _are_in(flat, IGNORED, self.void)
@@ -189,9 +214,12 @@ class Task:
         if len(wrong):
             ends = torch.tensor([row.numel() for row in labels]).cumsum(0)
             row = int(torch.searchsorted(ends, wrong[0].cpu(), right=True))
+            advice = FROM_MINUS_ONE * _begin_below(flat) + LEAVE_OUT
+            if (int(flat.min()), int(flat.max())) == INT8_ENDS:
+                advice = "they are -128 to 127, as classes beyond 127 in int8 are: use int64."
             raise ConfigError(
                 f"task '{self.name}': row {row} has the label {int(flat[wrong[0]])}, one of "
-                f"{len(wrong)} negative labels; {FROM_MINUS_ONE * _begin_below(flat)}{LEAVE_OUT}"
+                f"{len(wrong)} negative labels; {advice}"
             )
         if bool(is_ignored.all()):
             raise ConfigError(
@@ -341,6 +369,11 @@ def beyond_classes(
     classes = _flat(labels)[_flat(labels) >= 0]
     if label == count > 1 and int(classes.min()) == 1:
         hint = "classes are numbered from 0, and these begin at 1: subtract 1 from the labels."
+    elif 1 < len(numbers_of_classes := classes.unique()) <= count and given.dim() == 1:
+        hint = (
+            f"the {len(numbers_of_classes)} classes are numbered up to {label}: number them from 0 "
+            "as in training, such as numpy.unique(labels, return_inverse=True)[1]."
+        )
     else:
         hint = suggested(logits, given, task.name)
     return ConfigError(
@@ -357,6 +390,11 @@ def suggested(logits: Tensor, labels: Tensor, tried: str) -> str:
     is_by_class = logits.dim() > 2 and logits.shape == labels.shape and labels.shape[1] > 1
     if is_by_class and _has_one_class(labels):
         return "labels are one-hot along dimension 1: pass their classes, labels.argmax(1)."
+    if tried == "classification" and logits.dim() == 3 and labels.dim() == 1:
+        return (
+            f"the model returns scores at {logits.shape[1]} positions of each row: return one set "
+            "per row, such as those of the last position, output[:, -1]."
+        )
     fitting = [x.name for x in TASKS.values() if x.fits and x.fits(logits, labels)]
     names = [f"'{name}'" for name in fitting if name != tried]
     if not names:
@@ -375,6 +413,14 @@ def _has_one_class(labels: Tensor) -> bool:
     """Returns true if labels (B, C, ...) have one 1 and zeros along C."""
     is_bit = (labels == 0) | (labels == 1)
     return bool(is_bit.all()) and bool((labels.sum(1) == 1).all())
+
+
+def are_probabilities(labels: Labels) -> bool:
+    """Returns true if each row of labels (B, C) has shares of C classes, which sum to 1."""
+    if not isinstance(labels, Tensor) or labels.dim() != 2 or labels.shape[1] < 2:
+        return False
+    is_one = (labels.double().sum(1) - 1).abs() < SUM_TOLERANCE
+    return bool((labels >= 0).all()) and bool(is_one.all())
 
 
 def one_class(labels: Tensor) -> bool:

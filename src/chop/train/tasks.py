@@ -11,6 +11,7 @@ from typing import Any, Never
 import torch.nn.functional as F
 from torch import Tensor
 
+from chop.base.notices import assume, get_logger
 from chop.errors import ConfigError, check_known, describe
 from chop.train.binary_metrics import (
     BINARY_METRICS,
@@ -28,11 +29,13 @@ from chop.train.task import (
     JUDGED,
     LEAVE_OUT,
     SIGNS,
+    SOFT,
     TASKS,
     Labels,
     Pair,
     Task,
     are_one_hot,
+    are_probabilities,
     one_class,
     unfit,
 )
@@ -44,6 +47,9 @@ __all__ = [
     "TASKS",
     "Task",
 ]
+
+
+log = get_logger(__name__)
 
 
 def _one_class_each(logits: Tensor, labels: Tensor) -> Pair:
@@ -371,15 +377,25 @@ def infer_task(columns: Mapping[str, Tensor | list[Tensor]], labels: Tensor | li
 def check_is_clear(task: Task, labels: Tensor | list[Tensor], *, is_of_rows: bool = True) -> None:
     """Checks that labels do not also suggest another task than the inferred one.
 
+    Records an assumption if numbers are only -1 and 1, which may be classes.
+
     Args:
         task: the inferred task.
         labels: labels of all rows.
         is_of_rows: true if no input has as many positions as a row has labels.
     Raises:
-        ConfigError: if the labels are one-hot, or several numbers per row or images of only 0 and
-            1, which are rarely a regression.
+        ConfigError: if the labels are one-hot, probabilities of classes, or several numbers per row
+            or images of only 0 and 1, which are rarely a regression.
     """
-    if not isinstance(labels, Tensor) or labels.dim() < 2:
+    if not isinstance(labels, Tensor):
+        return
+    if task.name == "regression" and {*labels.flatten().tolist()} == {-1, 1}:
+        assume(
+            "The labels are -1 and 1, and are read as numbers, by task regression. For classes, "
+            f"pass (labels + 1) // 2; for one logit, also --task {BINARY}.",
+            log,
+        )
+    if labels.dim() < 2:
         return
     if is_of_rows and are_one_hot(labels):
         raise ConfigError(
@@ -393,6 +409,11 @@ def check_is_clear(task: Task, labels: Tensor | list[Tensor], *, is_of_rows: boo
         raise ConfigError(
             f"labels: got images {tuple(labels.shape[1:])} of numbers, all 0 or 1: --task "
             f"{SEGMENTATION} treats them as a class per pixel, --task regression as numbers."
+        )
+    if are_probabilities(labels):
+        raise ConfigError(
+            f"labels: got {labels.shape[1]} numbers a row that sum to 1, as probabilities of "
+            f"classes do; {SOFT} --task regression treats them as numbers."
         )
     if labels.shape[1] > 1 and _are_zero_or_one(labels):
         raise ConfigError(

@@ -20,6 +20,7 @@ from chop.errors import ConfigError, check_known, describe
 from chop.kernels.matmul_precision import matmul_precision
 from chop.nn import cached_weights
 from chop.nn.packed import PackedOperator
+from chop.train.calibration import range_check
 from chop.train.distillation.loss import labeled_feed, training_loss
 from chop.train.distillation.settings import Distillation
 from chop.train.feed import Answered, Feed, eval_mode, module_mode
@@ -317,6 +318,7 @@ def predict(
         matmul_precision("highest"),
         cached_weights(model),
         eval_mode(model),
+        range_check(model),
         _bar(progress, feed.steps) as tick,
     ):
         for output, labels_of_batch, _ in feed.outputs():

@@ -30,9 +30,8 @@ from chop.errors import (
 from chop.models import reason_of_user_code
 from chop.train import Rows, Task
 from chop.train.calibration import example_inputs
-from chop.train.dtypes import advise_floats
 from chop.train.feed import eval_mode
-from chop.train.model_io import LABELS, input_columns, read_answers, read_output
+from chop.train.model_io import LABELS, advise_inputs, input_columns, read_answers, read_output
 from chop.train.segmentation import SEGMENTATION
 from chop.train.tasks import CLASSIFICATION
 from chop.train.token_ids import check_token_ids
@@ -117,7 +116,7 @@ def check_forward(
             f"'{name}' cannot take rows of '{dataset}', {_listed(inputs)}: {reason} "
             "The model is called with only these columns, in these shapes and types"
             f"{_advise_columns(rows, columns)}.{rows.about_vector}"
-            f"{skipped}{_advise_order(rows, inputs) or advise_floats(model, inputs, plain)}"
+            f"{skipped}{_advise_order(rows, inputs) or advise_inputs(model, inputs, plain)}"
             f"{_advise_batch(model, rows)}"
             f"{in_words(current_assumptions())}"
         ) from error

@@ -143,7 +143,7 @@ def test_rows_in_memory_are_split_off_too(files):
 
 def candidate(method, validation, test):
     scores = {"validation": validation, "test": test}
-    values = {name: Score(value, ends, 0.5, 200) for name, (value, *ends) in scores.items()}
+    values = {name: Score(value, ends or None, 0.5, 200) for name, (value, *ends) in scores.items()}
     row = Row(method, "8.auto", validation[0], test[0], 8.0, 1, 1.0)
     return Candidate(row, None, values)
 
@@ -260,6 +260,37 @@ def test_a_saved_model_that_fails_on_test_rows_is_reported(files):
     run = chop.compress(nn.Sequential(model), (x[:300], y[:300]), test=(far, y[300:]), **QUICK)
     noted = [text for text in run.result["assumptions"] if "although it passed on" in text]
     assert run.result["saved"] and len(noted) == 1
+
+
+@pytest.mark.parametrize(("lower", "rounded"), [(False, 0.7), (False, 0.071), (True, 0.7)])
+@pytest.mark.parametrize("ends", [(), (0.06, 0.08)], ids=["one number", "numbers of rows"])
+def test_a_loss_that_counts_as_a_score_is_noted(lower, rounded, ends):
+    judged = {"evaluate": lambda model: 0.0, "metric": "error", "lower_is_better": lower}
+    workload = Workload.of(nn.Sequential(nn.Linear(4, 2)), torch.randn(20, 4), **judged)
+    measured = [
+        candidate(method, (value, *ends), (value, *ends))
+        for method, value in (("float", 0.07), ("PTQ", rounded))
+    ]
+    with collected_assumptions() as found:
+        note_doubts(measured, workload)
+    message = "8.auto (PTQ) 0.7, float 0.07"
+    advice = "If lower error is better, use --lower-is-better. Otherwise the float"
+    is_noted = rounded == 0.7 and not lower
+    assert [message in each.text and advice in each.text for each in found] == [True] * is_noted
+
+
+@pytest.mark.parametrize(
+    ("rounded", "poor_fit", "is_noted"),
+    [(0.7, "1 of 2", True), (0.7, None, False), (0.6, "1 of 2", False)],
+)
+def test_a_function_with_one_number_for_all_models_is_noted(rounded, poor_fit, is_noted):
+    judged = {"evaluate": lambda model: 0.7}
+    workload = Workload.of(nn.Sequential(nn.Linear(4, 2)), torch.randn(20, 4), **judged)
+    exact, other = candidate("float", (0.7,), (0.7,)), candidate("PTQ", (rounded,), (rounded,))
+    other = replace(other, row=replace(other.row, poor_fit=poor_fit))
+    with collected_assumptions() as found:
+        note_doubts([exact, other], workload)
+    assert ["gives 0.7 for all models" in each.text for each in found] == [True] * is_noted
 
 
 def test_lower_is_better_for_errors():

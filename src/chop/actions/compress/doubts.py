@@ -10,12 +10,15 @@ from chop.actions.idle_training import describe_idle_training
 from chop.base.notices import assume
 from chop.train import Metric
 from chop.train.intervals import Score
+from chop.train.metric import LOWER_IS_BETTER
 
 if TYPE_CHECKING:
     from chop.workloads.workload import Workload
 
 LARGE_DROP = 0.5
 """Allowed loss from which the report mentions it."""
+LARGE_GAIN = 0.05
+"""Gain over float from which the report doubts a number without an interval, as a share of it."""
 
 
 def note_large_drop(max_drop: float, metric: Metric) -> None:
@@ -31,13 +34,14 @@ def note_doubts(candidates: Sequence[Candidate], workload: Workload) -> None:
     """Records implausible scores as assumptions of the job.
 
     Reports disjoint intervals of the float model on validation and test rows, quantized models
-    that beat float by more than its interval, and formats that training made worse or left as they
-    were.
+    that beat float by more than its interval, numbers of a user's function that are all the same,
+    and formats that training made worse or left as they were.
     """
     exact, metric = candidates[0], workload.task.metric
     doubts = (
         _about_splits(exact, workload),
         _about_better(candidates, workload, metric),
+        _about_constant(candidates, workload),
         _about_training(candidates, metric),
         _about_idle_training(candidates, metric),
     )
@@ -101,13 +105,13 @@ def _about_better(candidates: Sequence[Candidate], workload: Workload, metric: M
     exact, *others = candidates
     end = 1 if metric.higher_is_better else 0
     for name in ("test", "validation"):
-        interval = exact.scores[name].interval
-        if interval is None:
-            continue
+        score = exact.scores[name]
+        margin = LARGE_GAIN * abs(score.value)
+        ends = score.interval or (score.value - margin, score.value + margin)
         doubtful = [
             candidate
             for candidate in others
-            if metric.gain(candidate.scores[name].value, interval[end]) > 0
+            if metric.gain(candidate.scores[name].value, ends[end]) > 0
         ]
         if doubtful:
             listed = ", ".join(
@@ -115,11 +119,24 @@ def _about_better(candidates: Sequence[Candidate], workload: Workload, metric: M
                 for c in doubtful
             )
             where = "" if workload.judge else f", on {workload.get_name(name)} rows"
+            amount = "its interval" if score.interval else f"{LARGE_GAIN:.0%}"
             return (
-                f"Better than float by more than its interval{where}: {listed}, float "
+                f"Better than float by more than {amount}{where}: {listed}, float "
                 f"{exact.scores[name].format(metric)}. {_reason(doubtful, workload)}"
             )
     return ""
+
+
+def _about_constant(candidates: Sequence[Candidate], workload: Workload) -> str:
+    """Describes a user's function with one number for all models, also for badly fitting ones."""
+    values = {candidate.row.validation for candidate in candidates}
+    if workload.judge is None or len(values) > 1 or not any(c.row.poor_fit for c in candidates):
+        return ""
+    number = workload.task.metric.format_value(*values)
+    return (
+        f"{workload.judge.title} gives {number} for all models, also where a format fits badly. "
+        "Check that the number depends on the outputs of the model."
+    )
 
 
 def _about_training(candidates: Sequence[Candidate], metric: Metric) -> str:
@@ -164,7 +181,11 @@ def _reason(doubtful: Sequence[Candidate], workload: Workload) -> str:
     inputs = (
         "pixels are scaled" if "pixel_values" in workload.test.columns else "inputs are prepared"
     )
+    metric, start = workload.task.metric, "Rounding cannot improve a model: the"
+    if metric.higher_is_better and metric.name not in workload.task.metrics:
+        option = LOWER_IS_BETTER if workload.judge is None else "--lower-is-better"
+        start = f"If lower {metric.name} is better, use {option}. Otherwise the"
     return (
-        "Rounding cannot improve a model: the float model probably gets other inputs than in "
-        f"training. Check how {inputs}, and the weights."
+        f"{start} float model probably gets other inputs than in training. Check how {inputs}, and "
+        "the weights."
     )

@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -26,6 +25,7 @@ from chop.base.hub import offline_errors
 from chop.errors import ChopError, ConfigError, UnavailableError, check_known, first_line
 from chop.kernels.matmul_precision import matmul_precision
 from chop.runs import Journal
+from chop.train.seeds import seeded
 
 CHUNK = 16
 """Number of batches of whole texts between writes to the journal."""
@@ -376,13 +376,6 @@ def _quiet() -> Iterator[None]:
 @contextmanager
 def _seeded() -> Iterator[None]:
     """Sets all random generators to lm-eval's seeds, and restores them afterwards."""
-    python, numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng():
-        try:
-            random.seed(0)
-            np.random.seed(SEED)
-            torch.manual_seed(SEED)
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)
+    with seeded(SEED):
+        random.seed(0)
+        yield

@@ -42,6 +42,7 @@ def check_columns(columns: Mapping[str, Column], labels: Collection[str | None] 
     if len({*lengths.values()}) > 1:
         listed = ", ".join(f"'{name}' has {length}" for name, length in lengths.items())
         raise ConfigError(f"expected equally many rows in every column: {listed}.")
+    _check_are_not_sets(columns, labels)
     for name, column in columns.items():
         if isinstance(column, list):
             has_labels = any(
@@ -51,6 +52,21 @@ def check_columns(columns: Mapping[str, Column], labels: Collection[str | None] 
         if name not in labels:
             _check_no_gaps(name, column)
     _check_mask(columns)
+
+
+def _check_are_not_sets(columns: Mapping[str, Column], labels: Collection[str | None]) -> None:
+    """Checks that labels are not lists of several classes per row, beside inputs of one shape."""
+    if any(isinstance(column, list) for name, column in columns.items() if name not in labels):
+        return
+    for name, column in columns.items():
+        if isinstance(column, list) and all(
+            row.dim() == 1 and not (len(row) and row.is_floating_point()) for row in column
+        ):
+            raise ConfigError(
+                f"column '{name}': rows have different numbers of classes. Pass 0 or 1 for each "
+                "class, (N, C), as sklearn.preprocessing.MultiLabelBinarizer does, and "
+                "--task multilabel."
+            )
 
 
 def _lengths(column: Column) -> list[int]:
