@@ -222,18 +222,17 @@ def compress_again(run: Path, given: Mapping[str, Any]) -> str:
 
 
 def _options(values: Mapping[str, Any]) -> str:
-    """Returns options of a command line. False gives `--no-`, and a list a repeated option."""
+    """Returns options of a command line. A tuple is joined by commas, a list repeats its option."""
     parts: list[str] = []
     for name, value in values.items():
-        option = f"--{'no-' * (value is False)}{name.replace('_', '-')}"
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            parts.append(f"--{option}" if value else f"--no-{option}")
+            continue
         if isinstance(value, tuple):
             value = ",".join(map(str, value))
-        if isinstance(value, bool):
-            parts.append(option)
-        for each in (
-            () if isinstance(value, bool) else value if isinstance(value, list) else [value]
-        ):
-            parts += [option, quoted(each)]
+        for each in value if isinstance(value, list) else [value]:
+            parts += [f"--{option}", quoted(each)]
     return " ".join(parts)
 
 

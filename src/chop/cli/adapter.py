@@ -11,9 +11,7 @@ import inspect
 import re
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from difflib import get_close_matches
 from functools import cache
-from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -24,23 +22,20 @@ from chop.base.docstrings import entries, split_section
 from chop.base.plugins import import_plugin
 from chop.cli.command import (
     ALIASES,
-    COMMANDS_WITH,
     COMMON,
     FIGURES,
     IMPORTS,
     RUN_FOLDER,
     TRUST_CODE,
     Command,
-    load,
 )
 from chop.cli.execute import execute
 from chop.cli.names import completions, find_group, with_lists
 from chop.cli.values import is_list, is_mapping, members
+from chop.cli.words import check_words, explain_option, without_argument_names
 from chop.config import MORE, Range
 
 PER_CENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")
-NUMBER = re.compile(r"[\d.:]+")
-"""Number or range in a list of them."""
 DEFAULT = re.compile(r"\s*Default: (.*)\.$")
 POWER = re.compile(r"\b1(0{6,})\b")
 """Powers of ten, which help writes with an exponent."""
@@ -123,11 +118,11 @@ class _SingleCommand(TyperCommand):
         Of other options the last one counts. Modules of `--import` add their names to the help.
         """
         if not ctx.resilient_parsing:
-            args = self._without_argument_names(args)
+            args = without_argument_names(self.params, args)
             try:
                 parsed: Any = self.make_parser(ctx).parse_args(args=[*args])
             except Exception as error:  # the class depends on the version of typer
-                self._explain_option(ctx, str(getattr(error, "option_name", "")))
+                explain_option(ctx, self.params, str(getattr(error, "option_name", "")))
                 raise
             given, order = parsed[0], parsed[2]
             if given.get("help") or given.get("help_all"):
@@ -140,82 +135,8 @@ class _SingleCommand(TyperCommand):
                         f"{option.opts[0]} was passed twice: pass it once. Separate several values "
                         "with commas, if it takes several."
                     )
-            self._check_single_files(ctx, args, parsed[1])
-            self._check_lists(ctx, args, parsed[1])
+            check_words(ctx, self.params, args, parsed[1])
         return super().parse_args(ctx, args)
-
-    def _explain_option(self, ctx: Any, option: str) -> None:
-        """Rejects an option of other commands with their names, unless it looks like a typo."""
-        if get_close_matches(option, [each for p in self.params for each in p.opts], cutoff=0.8):
-            return
-        names = {alias: name for name, alias in ALIASES.items()}
-        name = option.lstrip("-").removeprefix("no-").replace("-", "_")
-        if option and (others := load(COMMANDS_WITH)(names.get(name, name))):
-            ctx.fail(f"No such option: {option}. Other commands have it: {others}.")
-
-    def _without_argument_names(self, args: list[str]) -> list[str]:
-        """Reads an argument given like an option, as in `chop export --model RUN`, as itself."""
-        names = {f"--{p.name}" for p in self.params if p.param_type_name == "argument"}
-        prefixes = tuple(f"{name}=" for name in names)
-        words = (x.partition("=")[2] if x.startswith(prefixes) else x for x in args)
-        return [word for word in words if word not in names]
-
-    def _check_single_files(self, ctx: Any, args: list[str], extra: list[str]) -> None:
-        """Rejects a second file after an option, as from `--dataset *.csv` in a shell.
-
-        Args:
-            ctx: context of the command.
-            args: all words of the command line.
-            extra: words that are neither options nor arguments. RUN may take the second file.
-        """
-        options: list[Any] = [p for p in self.params if p.param_type_name == "option"]
-        options = [p for p in options if not p.is_flag]
-        every = {n for p in options for n in p.opts}
-        names = {n for p in options if not p.multiple for n in p.opts}
-        for name, first, second in zip(args, args[1:], args[2:], strict=False):
-            if name in every and (first.endswith(",") or second.startswith(",")):
-                ctx.fail(f"{name}: write its list without blanks, as in a,b, not {first} {second}")
-            if name not in names or second.startswith("-") or not Path(second).exists():
-                continue
-            is_data = name == "--dataset"
-            are_alike = Path(second).is_file() and Path(second).suffix == Path(first).suffix
-            if second in extra or are_alike:
-                what = "file or folder" if is_data else "value"
-                advice = f"put {first} and {second} into a folder and pass the folder"
-                advice = advice if is_data else f"leave out {second}"
-                ctx.fail(f"{name} takes one {what}: {advice}.")
-
-    def _check_lists(self, ctx: Any, args: list[str], extra: list[str]) -> None:
-        """Rejects a list with blanks, as in `--formats 8.auto 4.auto`.
-
-        Args: see `_check_single_files`.
-        """
-        every: list[Any] = [p for p in self.params if p.param_type_name == "option"]
-        options = {name: p for p in every if not p.is_flag for name in p.opts}
-        arguments: list[Any] = [p for p in self.params if p.param_type_name == "argument"]
-        for i, word in enumerate(args):
-            name, equals, value = word.partition("=")
-            option, values = options.get(name), [value] if equals else args[i + 1 : i + 2]
-            rest = args[i + 1 + (not equals) :]
-            more = [*takewhile(lambda each: not each.startswith("-"), rest)]
-            if option is None or not more:
-                continue
-            values += more
-            is_list = option.multiple or all(map(NUMBER.fullmatch, values))
-            is_argument = any(p.required for p in arguments) or Path(more[0]).exists()
-            if not extra and (is_argument or not is_list):
-                continue
-            if (option.metavar or "").startswith("NAME="):
-                listed = " ".join(f"{name} {each}" for each in values)
-                ctx.fail(f"{name}: repeat the option for each value, as in {listed}")
-            if option.multiple or option.type_descriptor.annotation is str:
-                blank = "" if option.multiple else ", and a text with blanks in quotes"
-                ctx.fail(f"{name}: write a list with commas, as in {','.join(values)}{blank}")
-        if extra and "--model" in options and not arguments:
-            ctx.fail(
-                f"Got '{extra[0]}', and this command has no arguments: pass the model with "
-                "--model, and data with --dataset."
-            )
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Writes the help page with the most used options."""
