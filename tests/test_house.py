@@ -16,7 +16,7 @@ from tests.test_architecture import SOURCE, drawing, get_module, imported
 BOUNDS = {
     "subpackages": 36,
     "imports between subpackages": 288,
-    "files": 1_145,
+    "files": 1_150,
     "files at one level": 29,
     "lines that are not blank": 140_600,
     "functions per 1,000 lines of logic": 107,

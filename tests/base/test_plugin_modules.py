@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -120,7 +121,8 @@ def test_a_file_may_name_modules_only_where_it_is_trusted(module):
 def test_a_resumed_search_names_the_command_line(module, monkeypatch, tmp_path):
     job = {"name": "precision", "settings": {}, "extensions": {"modules": [module]}}
     noted = {"name": "s", "url": f"sqlite:///{tmp_path}/search.db", "job": job}
-    monkeypatch.setattr("chop.actions.search.manage.load_search", lambda *given: (noted, None))
+    loaded = noted, SimpleNamespace(measured=[])
+    monkeypatch.setattr("chop.actions.search.manage.load_search", lambda *given: loaded)
     command = rf"chop search resume 'my search' --name s --trials 9 --import {module} "
     with trust_named({}), pytest.raises(ConfigError, match=command):
         resume_search("my search", name="s", trials=9)

@@ -166,7 +166,7 @@ def test_files_that_do_not_fit_are_refused(tmp_path):
         passes.load_lora_adapter_interface_pass(mg, tmp_path)
     with pytest.raises(GraphError, match="the graph has no adapter"):
         passes.save_lora_adapter_interface_pass(mg, tmp_path)
-    with pytest.raises(ConfigError, match="unknown key 'dir': choose from: save_dir"):
+    with pytest.raises(ConfigError, match="unknown key 'dir': did you mean 'save_dir'"):
         passes.save_lora_adapter_interface_pass(mg, {"dir": tmp_path})
     with pytest.raises(GraphError, match="load_lora_.*: expected a MaseGraph, got Bert"):
         passes.load_lora_adapter_interface_pass(mg.model, tmp_path)

@@ -16,7 +16,6 @@ from chop.nn.packed import PackedOperator
 from chop.nn.quantized import QuantCall, QuantizedOperator
 from chop.nn.quantized.state import SCALE_NAMES
 from chop.nn.sparsity import get_masked
-from chop.private.modules import own_parameters
 
 FLOAT = Float()
 Use = tuple[Tensor, str, NumberFormat]
@@ -100,7 +99,8 @@ def count_stored_parameters(module: nn.Module) -> list[StoredParameter]:
 
 def masked_weights(mg: MaseGraph) -> dict[int, Tensor]:
     """Returns the pruning masks by id of the weight; True marks masked elements."""
-    owners = ((own_parameters(module).get("weight"), module) for module in mg.model.modules())
+    weights = (dict(x.named_parameters(recurse=False)).get("weight") for x in mg.model.modules())
+    owners = zip(weights, mg.model.modules(), strict=True)
     masks = ((weight, get_masked(module)) for weight, module in owners if weight is not None)
     return {id(weight): masked for weight, masked in masks if masked is not None}
 

@@ -29,6 +29,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 __all__ = [
     "ASSERT",
     "BATCH_NORMS",
+    "BATCH_NORMS_OVER_ROWS",
     "DROPOUTS",
     "IS_ALL_TRUE",
     "NN_FUNCTIONS",
@@ -92,6 +93,8 @@ NN_FUNCTIONS: Any = torch._C._nn
 """Compiled functions of `torch.nn.functional`."""
 OpOverload = torch._ops.OpOverload
 BATCH_NORMS = nn.modules.batchnorm._NormBase
+BATCH_NORMS_OVER_ROWS = nn.modules.batchnorm._BatchNorm
+"""Batch normalization without instance normalization, which normalizes each row alone."""
 NOISY_LOGGERS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
 """Loggers that report errors inside fake kernels, which the tracer handles."""
 DisableTorchFunction = torch._C.DisableTorchFunction

@@ -93,10 +93,10 @@ class Feed:
         self.model, self.batch_size = model.to(self.device), batch_size
         self.task = bound_task(self.task, self.model, self.rows)
         self.task.check_labels(self.rows.labels)
-        _check_padding(model, self.rows, self.task)
         self.columns = fed_columns(model, self.rows.columns, self.task)
         inputs = {name: self.rows.columns.get(column) for name, column in self.columns.items()}
         check_token_ids(model, {name: x for name, x in inputs.items() if x is not None})
+        _check_padding(model, self.rows, self.task)
 
     @property
     def steps(self) -> int:

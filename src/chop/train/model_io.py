@@ -321,7 +321,7 @@ def _advise_channels(model: nn.Module, inputs: Mapping[str, Tensor]) -> str:
     convolutions = [
         (name, module)
         for name, module in model.named_modules()
-        if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) and module.in_channels
+        if getattr(module, "in_channels", 0) and hasattr(module, "kernel_size")
     ]
     if not convolutions or len(inputs) != 1:
         return ""

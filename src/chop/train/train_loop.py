@@ -20,6 +20,7 @@ from chop.errors import ConfigError, check_known, describe
 from chop.kernels.matmul_precision import matmul_precision
 from chop.nn import cached_weights
 from chop.nn.packed import PackedOperator
+from chop.private.torch_api import BATCH_NORMS_OVER_ROWS
 from chop.train.calibration import range_check
 from chop.train.distillation.loss import labeled_feed, training_loss
 from chop.train.distillation.settings import Distillation
@@ -54,8 +55,6 @@ RANGES = {
     "max_grad_norm": (sys.float_info.min, math.inf, "more than 0; math.inf for no limit"),
 }
 """Lowest and highest value of settings of `fit`, and their description."""
-NORMS_OVER_ROWS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-"""Layers that torch refuses to train on one value per channel."""
 SCHEDULES = {
     "constant": lambda done: 1.0,
     "linear": lambda done: 1.0 - done,
@@ -351,7 +350,7 @@ def _size_without_single_rows(feed: Feed) -> int:
     while size > 1 and rows > 1 and rows % size == 1:
         size += 1
     if size == feed.batch_size or not any(
-        isinstance(x, NORMS_OVER_ROWS) for x in feed.model.modules()
+        isinstance(x, BATCH_NORMS_OVER_ROWS) for x in feed.model.modules()
     ):
         return feed.batch_size
     assume(

@@ -125,8 +125,9 @@ def test_a_model_that_cannot_be_differentiated_is_searched_without_fisher(tmp_pa
 def test_goals_that_are_not_measured_are_refused(name, message):
     problem = PrecisionProblem(graph(), *rows(), ranges={"width": (4,)})
     with pytest.raises(ConfigError, match=message):
-        problem.check_goals([Goal("kl", "minimize"), Goal(name)])
-    problem.check_goals([Goal(known) for known in ("kl", "loss", "accuracy", "bits", "bytes")])
+        problem.check_goals([Goal("kl", "minimize"), Goal(name, "minimize")])
+    known = ("kl", "loss", "accuracy", "bits", "bytes")
+    problem.check_goals([Goal(each, "minimize") for each in known])
 
 
 def test_loss_stands_for_kl_of_numbers(tmp_path):

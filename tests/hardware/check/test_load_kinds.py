@@ -189,6 +189,7 @@ def test_a_qonnx_network_with_two_sets_of_norms(bits, tmp_path):
     check_outputs(tmp_path, [(graph, batch, design) for (graph, batch, _), design in cases])
 
 
+@pytest.mark.filterwarnings("ignore:.*lose weights to the format:UserWarning")
 def test_numbers_beyond_the_margin_are_refused():
     (first, *_), _ = both("affine")
     with pytest.raises(ConfigError, match=r"'_1': .* largest scale is .* the circuit loads"):

@@ -277,8 +277,8 @@ def test_a_page_made_again_tells_of_a_later_run_that_failed(tmp_path):
     out = tmp_path / "run"
     run_job(job_of(build_report()), Settings(out))
     assert "later run" not in (out / PAGE).read_text()
-    with pytest.raises(ConfigError):
-        run_job(Job("count", failing(ConfigError("no")), load_nothing), Settings(out))
+    with pytest.raises(CheckpointError):
+        run_job(Job("count", failing(CheckpointError("no")), load_nothing), Settings(out))
     again = write_page([out], tmp_path / "again.html").read_text()
     assert "A later run in this folder is failed. The results are from the run before it." in again
     assert read_run(out, "run").document.tiles == read_document(out).tiles

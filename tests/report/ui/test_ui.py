@@ -214,14 +214,12 @@ def test_a_running_search_advances(root, ask):
         space = SearchSpace((Choice("width", {str(w): w for w in range(9)}),))
         told = []
 
-        def loss(config, report):
+        def score(config, report):
             told.append(measured())
-            return {"loss": 1.0 / (1 + int(config["width"]))}
+            return {"score": 1.0 / (1 + int(config["width"]))}
 
         out = str(root / "search")
-        search = Search(
-            space, loss, Goal("loss", "minimize"), sampler="random", out=out, name="widths"
-        )
+        search = Search(space, score, Goal("score"), sampler="random", out=out, name="widths")
         search.run(3)
         told.append(measured())
     assert "<circle" not in told[0] and told[-1].count("<circle") == 2 * 3  # wide and narrow
