@@ -105,7 +105,8 @@ def read_start_manifest(config: Any) -> Manifest | None:
     results = read_manifest(folder).results
     if results is None:
         raise CheckpointError(f"'{folder}': its run has not finished. Run the same command again.")
-    if results.kind in ("lower", "emit"):
+    # Other weights for a circuit start from its folder.
+    if results.kind in ("lower", "emit") and getattr(config, "weights_from", None) is None:
         raise CheckpointError(
             f"'{folder}' is from chop {results.kind} and has a graph of integers: expected a run "
             f"with float weights, or pass its model with --model."

@@ -7,12 +7,14 @@ import pytest
 import torch
 from torch import nn
 
+from chop import runs
 from chop.actions.emit import job
 from chop.actions.emit.check import check_again
 from chop.actions.emit.job import emit
 from chop.actions.emit.load import QUANTIZED, _differences, config_of_circuit, lower_again
 from chop.actions.emit.lower import lower_workload
 from chop.actions.emit.settings import EmitConfig
+from chop.actions.starting_run import config_of_run
 from chop.errors import CheckpointError, ConfigError
 from chop.hardware.design.emit import emit as emit_design
 from chop.workloads.workload import Workload
@@ -71,6 +73,15 @@ def test_placing_other_weights_needs_no_folds_of_a_device(circuit, tmp_path, mon
     monkeypatch.setattr(job, "run_job", lambda job, config, *others: {"config": config})
     given = EmitConfig(start_from=tmp_path, weights_from=tmp_path / "new.pt", place=True)
     assert emit(replace(given, out=tmp_path / "out"))["config"].device is None
+
+
+def test_only_other_weights_start_from_a_circuit(tmp_path):
+    with runs.start("emit", {"model": "mlp", "formats": "6.auto"}, tmp_path):
+        pass
+    config = EmitConfig(start_from=tmp_path, weights_from=tmp_path / "new.pt")
+    assert config_of_run(config, None).model == "mlp"
+    with pytest.raises(CheckpointError, match="from chop emit and has a graph of integers"):
+        config_of_run(replace(config, weights_from=None), None)
 
 
 def normed(seed):
