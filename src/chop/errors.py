@@ -36,6 +36,7 @@ OMISSION = " ... (shortened) ... "
 OPTION = re.compile(r"(?P<before>^|[\s('`\"])--(?P<no>no-)?(?P<name>[a-z][a-z-]+)")
 COMMAND = re.compile(r"\b(chop [a-z]|pip install|apt-get|torchrun|in Python|= in)|file\.py:")
 """Parts of a message with options that stay as they are: commands, and names for both."""
+PART_END = re.compile(r"(?<=[.;:]\s)")
 _names_options = False
 
 
@@ -63,8 +64,19 @@ def in_callers_words(text: str) -> str:
     """
     if _names_options:
         return text
-    parts = re.split(r"(?<=[.;:]\s)", text)
+    parts = PART_END.split(text)
     return "".join(x if COMMAND.search(x) else OPTION.sub(_as_keyword, x) for x in parts)
+
+
+def named_options(text: str) -> list[str]:
+    """Returns the options that a message names for the running command, each once.
+
+    >>> named_options("pass --max-drop 0.1; or run chop compress again with --keep-best")
+    ['--max-drop']
+    """
+    parts = [part for part in PART_END.split(text) if not COMMAND.search(part)]
+    options = [option for part in parts for option in OPTION.finditer(part)]
+    return [*dict.fromkeys(f"--{each['no'] or ''}{each['name']}" for each in options)]
 
 
 def _as_keyword(option: re.Match[str]) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from chop.cli.app import app
+from chop.cli.words import note_missing_options
 from tests.cli.test_adapter import COMMANDS, LEAVES
 from tests.subcases import subcases
 
@@ -49,6 +50,17 @@ def test_a_command_with_a_repeated_option_ends_with_the_sentence(words, capsys):
     [
         (["compress", "--formats", "8.auto,", "4.auto"], "--formats: write its list without"),
         (["sweep", "prune", "--methods", "l1-norm", ",wanda"], "--methods: write its list without"),
+        (["shard", "--model", "cnn", "--memory", "4", "GB"], "without a blank, as in --memory 4GB"),
+        (["shard", "runs/lm", "--memory=512", "MiB"], "without a blank, as in --memory 512MiB"),
+        (["lower", "--rows", "1", "000"], "without a blank, as in --rows 1000"),
+        (["emit", "cnn", "--fold", "4", "000", "000"], "without a blank, as in --fold 4000000"),
+        (["bench", "model", "--seconds", "500", "ms"], "one number without 'ms', in the option's"),
+        (
+            ["compress", "--max-drop", "1", "%"],
+            "without '%', in the .* unit, as in --max-drop 0.01",
+        ),
+        (["ui", "--host", "0.0.0.0"], "The server listens on this machine only"),
+        (["ui", "--bind=0.0.0.0"], "ssh -L PORT:127.0.0.1:PORT THIS-MACHINE"),
         (
             ["compress", "--formats", "8.auto", "4.auto"],
             "--formats: write a list with commas, as in 8.auto,4.auto",
@@ -94,3 +106,28 @@ def test_an_argument_may_be_given_like_an_option(words):
     command.make_context("export", ["--to", "onnx", *words])
     context = command.make_context("export", [*words, "--to", "onnx"])
     assert (context.params["model"], context.params["to"]) == ("runs/x", ["onnx"])
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--keep-best", "false"], ("keep_best", False)),
+        (["--keep-best=off"], ("keep_best", False)),
+        (["--no-keep-best", "No"], ("keep_best", True)),
+        (["--keep-best", "true", "--limit", "5"], ("keep_best", True)),
+        (["--json", "false"], ("as_json", False)),
+        (["--metric", "true"], ("metric", "true")),
+    ],
+)
+def test_a_value_after_a_switch_sets_it(words, expected):
+    context = COMMANDS["compress"].make_context("compress", [*words])
+    assert context.params[expected[0]] is expected[1] or context.params[expected[0]] == "true"
+    assert context.params["run_folder"] is None
+
+
+def test_options_that_the_command_lacks_are_said_to_be_those_of_others():
+    context = COMMANDS["evaluate"].make_context("evaluate", ["cnn"])
+    text = "pass --task or --dataset; or run chop compress with --qat-epochs."
+    note = note_missing_options(context, text)
+    assert note == " evaluate has no --task; chop compress has it."
+    assert note_missing_options(context, "pass --dataset or --nonsense") == ""

@@ -165,6 +165,26 @@ def test_pictures_without_classes_are_refused(folders, tmp_path):
         load_dataset(tmp_path)
 
 
+@pytest.mark.parametrize("flat", ["test", "valid"])
+def test_the_folder_without_folders_of_classes_is_named(flat, tmp_path):
+    from PIL import Image
+
+    for folder in ("train/cat", "train/dog", flat):
+        (tmp_path / folder).mkdir(parents=True)
+        for number in range(3):
+            Image.new("L", (4, 4)).save(tmp_path / folder / f"{number}.png")
+    with pytest.raises(ConfigError, match=f"folders of classes, but not in '[^,]*/{flat}': move"):
+        load_dataset(tmp_path)
+
+
+def test_folders_of_texts_name_the_table(tmp_path):
+    for folder in ("train/neg", "train/pos", "test/neg", "test/pos"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "1.txt").write_text("some words")
+    with pytest.raises(ConfigError, match="folders are not read as labels: expected a table with"):
+        load_dataset(tmp_path)
+
+
 @pytest.mark.parametrize("folders", [("train", "test"), ("train/cat", "train/dog", "train/dog/b")])
 def test_pictures_beside_folders_of_classes_are_refused(folders, tmp_path):
     from PIL import Image

@@ -412,3 +412,21 @@ def test_class_numbers_instead_of_logits_are_named():
 
     with pytest.raises(ConfigError, match=r"class numbers, as argmax does\. Return the scores"):
         evaluate(Numbers(), (torch.eye(4), torch.arange(4)))
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("text-classification", "classification"),
+        ("Sequence_Classification", "classification"),
+        ("multiclass", "classification"),
+        ("text-generation", "causal-lm"),
+        ("image-segmentation", "segmentation"),
+        ("multilabel-indicator", "multilabel"),
+    ],
+)
+def test_names_of_other_libraries_name_the_task(name, own):
+    for task in (name, f"first={name},second=regression"):
+        with pytest.raises(ConfigError, match=f"'{name}': its name in chop is '{own}'"):
+            find_task(task)
+    assert own in TASKS

@@ -32,7 +32,12 @@ from chop.cli.command import (
 from chop.cli.execute import execute
 from chop.cli.names import completions, find_group, with_lists
 from chop.cli.values import is_list, is_mapping, members
-from chop.cli.words import check_words, explain_option, without_argument_names
+from chop.cli.words import (
+    check_words,
+    explain_option,
+    without_argument_names,
+    without_switch_values,
+)
 from chop.config import MORE, Range
 
 PER_CENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")
@@ -119,6 +124,7 @@ class _SingleCommand(TyperCommand):
         """
         if not ctx.resilient_parsing:
             args = without_argument_names(self.params, args)
+            args = without_switch_values(self.params, args)
             try:
                 parsed: Any = self.make_parser(ctx).parse_args(args=[*args])
             except Exception as error:  # the class depends on the version of typer
@@ -218,6 +224,7 @@ def _built(command: Command, name: str, text: str) -> Any:
     help_options = {"help_option_names": ["-h", "--help"]}
     single.command(name, cls=_SingleCommand, help=text, context_settings=help_options)(callback)
     made: Any = typer.main.get_command(single)
+    made.advice = command.advice  # read by `chop.cli.words`
     ranges = _ranges(command.source)
     for parameter in made.params:
         parameter.range_text = ranges.get(parameter.name, "")  # read by `chop.cli.help`

@@ -22,7 +22,6 @@ from chop.cli.search import search_app
 from chop.cli.shard import SHARD
 from chop.cli.sweep import sweep_app
 from chop.cli.ui import UI
-from chop.errors import MOST_NAMES, enumerate_names
 
 ELSEWHERE = {
     **dict.fromkeys(
@@ -108,20 +107,19 @@ for group, name in ((bench_app, "bench"), (search_app, "search"), (sweep_app, "s
     app.add_typer(group, name=name)
 
 
-def commands_with(setting: str) -> str:
-    """Returns the names of the commands with a setting, for messages; "" if there are none."""
+def commands_with(setting: str) -> list[str]:
+    """Returns the names of the commands with a setting, for messages."""
     groups: dict[str, Any] = {"": Commands}
     for each in app.registered_groups:
         assert each.typer_instance is not None
         groups[f"{each.name} "] = each.typer_instance.info.cls
-    names = [
+    return [
         f"chop {prefix}{name}"
         for prefix, group in groups.items()
         for name, command in group.table.items()
         if command.settings and not command.only
         if setting in load(command.settings).__dataclass_fields__
     ]
-    return enumerate_names(names, MOST_NAMES) if names else ""
 
 
 def _print_version(asked: bool) -> None:

@@ -117,6 +117,7 @@ class Command:
         makes_models: a file may name the model although the command has no settings.
         run_field: field set by the argument RUN, an output folder.
         run_help: help of RUN.
+        advice: sentence by option of other programs that the command lacks.
         on_run: action for a positional RUN, which replaces the job and its settings.
     """
 
@@ -133,6 +134,7 @@ class Command:
     makes_models: bool = False
     run_field: str = ""
     run_help: str = ""
+    advice: Mapping[str, str] = dataclasses.field(default_factory=dict)
     on_run: Callable[[Path], Any] | None = None
 
     @property

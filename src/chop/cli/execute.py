@@ -22,7 +22,8 @@ from chop.base.trust import names_code, trust_code, trust_named
 from chop.cli.command import COMMON, RUN_FOLDER, Command, load
 from chop.cli.settings_file import read_settings
 from chop.cli.values import read_value
-from chop.errors import ConfigError
+from chop.cli.words import note_missing_options
+from chop.errors import ChopError, ConfigError
 
 POSITIONAL = inspect.Parameter.POSITIONAL_ONLY
 
@@ -63,7 +64,12 @@ def execute(command: Command, ctx: typer.Context, given: Mapping[str, Any]) -> N
             from chop.report.report import further_figures
 
             stack.enter_context(further_figures([kind.strip() for kind in kinds.split(",")]))
-        settings, result = _run(command, f"chop {_name(ctx)}", chosen)
+        try:
+            settings, result = _run(command, f"chop {_name(ctx)}", chosen)
+        except ChopError as error:
+            if note := note_missing_options(ctx, str(error)):
+                error.args = (f"{error}{note}",)
+            raise
     if flags["as_json"] and os.environ.get("RANK", "0") == "0":  # torchrun starts many processes
         from chop.runs import as_json
 

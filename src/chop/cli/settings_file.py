@@ -12,7 +12,7 @@ from typing import Any
 from chop.base.plugins import check_module_name, import_plugin
 from chop.base.trust import check_code, check_import, check_place
 from chop.cli.command import ALIASES, COMMANDS_WITH, load
-from chop.errors import ConfigError, check_distinct
+from chop.errors import MOST_NAMES, ConfigError, check_distinct, enumerate_names
 
 OPTIONS = {
     name: f"--{name.replace('_', '-')}"
@@ -80,7 +80,7 @@ def _check_is_for(cls: type, settings: Mapping[str, Any], file: Path) -> None:
     for key in settings:
         if any(key in name for name in own):  # part of a name: its owner can be meant
             continue
-        if others := load(COMMANDS_WITH)(key):
+        if others := enumerate_names(load(COMMANDS_WITH)(key), MOST_NAMES):
             raise ConfigError(
                 f"{file}: '{key}' is a setting of {others}, and not of this command: remove it "
                 "from the file."

@@ -35,4 +35,16 @@ def ui(folder: str = "runs", /, *, port: int = 8321, browser: bool | None = None
     serve(Path(folder).expanduser(), port, has_desktop() if browser is None else browser)
 
 
-UI = Command(ui, is_slow=False)
+LOCAL_ONLY = (
+    "The server listens on this machine only. To see it from another machine, run there: ssh -L "
+    "PORT:127.0.0.1:PORT THIS-MACHINE, with the port in the address that chop ui prints (8321). "
+    "Then open this address there."
+)
+UI = Command(
+    ui,
+    is_slow=False,
+    advice=dict.fromkeys(
+        ("--host", "--ip", "--address", "--addr", "--bind", "--listen", "--server-name", "--share"),
+        LOCAL_ONLY,
+    ),
+)

@@ -10,9 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from chop.cli.command import ALIASES, COMMANDS_WITH, load
+from chop.errors import MOST_NAMES, enumerate_names, named_options
 
 NUMBER = re.compile(r"[\d.:]+")
 """Number or range in a list of them."""
+SINGLE = re.compile(r"\d+(\.\d+)?")
+"""Number without a range."""
+THOUSANDS = re.compile(r"\d{3}")
+"""Group of digits after a blank, as in 4 000."""
+UNIT = re.compile(r"[kmgt]?i?b|bytes?|[mun]?s|sec|seconds|min|minutes|h|[kmg]hz|bits?|%", re.I)
+"""Unit after a blank, as in 4 GB."""
+SWITCHES = dict.fromkeys(("true", "yes", "on"), True) | dict.fromkeys(("false", "no", "off"), False)
+"""Meaning of a value after a switch."""
 
 
 def without_argument_names(params: Sequence[Any], words: list[str]) -> list[str]:
@@ -28,6 +37,35 @@ def without_argument_names(params: Sequence[Any], words: list[str]) -> list[str]
     return [word for word in values if word not in names]
 
 
+def without_switch_values(params: Sequence[Any], words: list[str]) -> list[str]:
+    """Returns words with `--keep-best false` as `--no-keep-best`, and `--keep-best true` as itself.
+
+    Args:
+        params: options and arguments of the command.
+        words: all words of the command line.
+    """
+    names = {
+        name: (param.opts[0], next(iter(param.secondary_opts), ""), is_on)
+        for param in params
+        if param.param_type_name == "option" and param.is_flag
+        for is_on, spellings in ((True, param.opts), (False, param.secondary_opts))
+        for name in spellings
+    }
+    read: list[str] = []
+    rest = [*words]
+    while rest:
+        name, equals, value = rest.pop(0).partition("=")
+        is_next = not equals and bool(rest) and not Path(rest[0]).exists()
+        meaning = SWITCHES.get((value if equals else rest[0] if is_next else "").casefold())
+        if name not in names or meaning is None:
+            read.append(f"{name}{equals}{value}")
+            continue
+        rest = rest[is_next:]
+        on, off, is_on = names[name]
+        read += [on] if meaning == is_on else [off] * bool(off)
+    return read
+
+
 def explain_option(ctx: Any, params: Sequence[Any], option: str) -> None:
     """Rejects an option of other commands with their names, unless it looks like a typo.
 
@@ -36,12 +74,40 @@ def explain_option(ctx: Any, params: Sequence[Any], option: str) -> None:
         params: options and arguments of the command.
         option: the unknown option; "" if another error occurred.
     """
+    if advice := ctx.command.advice.get(option):
+        ctx.fail(f"No such option: {option}. {advice}")
     if get_close_matches(option, [each for p in params for each in p.opts], cutoff=0.8):
         return
+    if option and (others := _other_commands(option)):
+        listed = enumerate_names(others, MOST_NAMES)
+        ctx.fail(f"No such option: {option}. Other commands have it: {listed}.")
+
+
+def note_missing_options(ctx: Any, message: str) -> str:
+    """Returns a sentence about the options in a message that only other commands have, or no text.
+
+    Args:
+        ctx: context of the command that failed.
+        message: message of the error.
+    """
+    own = {name for p in ctx.command.params for name in (*p.opts, *p.secondary_opts)}
+    owners = {x: _other_commands(x) for x in named_options(message) if x not in own}
+    missing = {option: commands for option, commands in owners.items() if commands}
+    if not missing:
+        return ""
+    first, *others = missing.values()
+    common = [name for name in first if all(name in each for each in others)]
+    where = f"; {common[0]} has" if common else "; other commands have"
+    no, them = ("no", "it") if len(missing) == 1 else ("none of", "them")
+    return f" {ctx.command_path} has {no} {', '.join(missing)}{where} {them}."
+
+
+def _other_commands(option: str) -> list[str]:
+    """Returns the commands with an option, by its name on the command line."""
     names = {alias: name for name, alias in ALIASES.items()}
     name = option.lstrip("-").removeprefix("no-").replace("-", "_")
-    if option and (others := load(COMMANDS_WITH)(names.get(name, name))):
-        ctx.fail(f"No such option: {option}. Other commands have it: {others}.")
+    commands: list[str] = load(COMMANDS_WITH)(names.get(name, name))
+    return commands
 
 
 def check_words(ctx: Any, params: Sequence[Any], words: list[str], extra: list[str]) -> None:
@@ -55,6 +121,7 @@ def check_words(ctx: Any, params: Sequence[Any], words: list[str], extra: list[s
     """
     options = {n: p for p in params if _has_value(p) for n in p.opts}
     arguments = [p for p in params if p.param_type_name == "argument"]
+    _check_blanks(ctx, options, words)
     _check_files(ctx, options, words, extra)
     _check_lists(ctx, options, arguments, words, extra)
     if extra and "--model" in options and not arguments:
@@ -66,6 +133,28 @@ def check_words(ctx: Any, params: Sequence[Any], words: list[str], extra: list[s
 
 def _has_value(param: Any) -> bool:
     return param.param_type_name == "option" and not param.is_flag
+
+
+def _check_blanks(ctx: Any, options: dict[str, Any], words: list[str]) -> None:
+    """Rejects a number with a blank inside or before its unit, as in `--memory 4 GB`."""
+    for i, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        value, *rest = [value] * bool(equals) + words[i + 1 :] or [""]
+        option = options.get(name)
+        if option is None or not SINGLE.fullmatch(value):
+            continue
+        groups = [*takewhile(THOUSANDS.fullmatch, rest)]
+        unit = next(filter(UNIT.fullmatch, rest[len(groups) : len(groups) + 1]), "")
+        if not groups + [unit] * bool(unit) or Path((groups or [unit])[0]).exists():
+            continue
+        is_text = not option.multiple and option.type_descriptor.annotation is str
+        if groups and option.multiple:
+            continue
+        whole = "".join([value, *groups])
+        if unit and not is_text:
+            share = f", as in {name} {float(whole) / 100:g}" * (unit == "%")
+            ctx.fail(f"{name}: write one number without '{unit}', in the option's unit{share}.")
+        ctx.fail(f"{name}: write its value without a blank, as in {name} {whole}{unit}.")
 
 
 def _check_files(ctx: Any, options: dict[str, Any], words: list[str], extra: list[str]) -> None:

@@ -24,6 +24,8 @@ MOST_LABELS = 20
 UNLABELED_ADVICE = "If the rows have no labels, score the model with --evaluate file.py:fn."
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?(\.\d+)?")
 """Column name that is a number; the last part is what readers add to repeated names."""
+SPLIT_FOLDER = re.compile(r"train|test|val|dev", re.IGNORECASE)
+"""Beginning of the name of a split's folder."""
 NUMBERS = ("int", "uint", "float", "bool")
 """Prefixes of the types of numeric columns."""
 
@@ -193,6 +195,11 @@ def has_no_labels(splits: DatasetDict) -> bool:
 def describe_missing_label(splits: DatasetDict, name: str) -> str:
     """Returns the error message for rows without a label column."""
     if {*splits["train"].column_names} <= {picture_column(splits), "label"}:
+        if flat := _folders_without_classes(Path(name)):
+            return (
+                f"data set '{name}' has folders of classes, but not in {flat}: move each image "
+                f"there into the folder of its class, or move {flat} out of the data set."
+            )
         return (
             f"data set '{name}' has less than two classes of images; expected a folder per "
             f"class, such as {name}/cat/1.png and {name}/dog/2.png, or {name}/train/cat/1.png, "
@@ -200,9 +207,13 @@ def describe_missing_label(splits: DatasetDict, name: str) -> str:
             f"{UNLABELED_ADVICE}"
         )
     if splits["train"].column_names == ["text"]:
+        has_folders = any(Path(name).glob("*/*.txt")) or any(Path(name).glob("*/*/*.txt"))
+        only = "'text', as a .txt file or a JSON list has"
+        only = "texts of files, whose folders are not read as labels" if has_folders else only
         return (
-            f"data set '{name}' has no column 'labels' or 'label', only 'text', as a .txt file or "
-            "a JSON list has: expected named columns. --task causal-lm evaluates language models."
+            f"data set '{name}' has no column 'labels' or 'label', only {only}: expected a table "
+            "with named columns, such as train.csv with text,label. Only language models read "
+            "running text (--task causal-lm)."
         )
     if missing := _missing_header(splits["train"].column_names):
         return f"data set '{name}': {missing}"
@@ -211,6 +222,17 @@ def describe_missing_label(splits: DatasetDict, name: str) -> str:
         f"data set '{name}' has no column 'labels' or 'label': its columns are {columns}; "
         f"{LABEL_ADVICE}{_likely_label(splits['train'])}. {UNLABELED_ADVICE}"
     )
+
+
+def _folders_without_classes(folder: Path) -> str:
+    """Returns the folders of splits with images and no folders of classes, if others have them."""
+    is_flat = {
+        split: not any(each.is_dir() for each in split.iterdir())
+        for split in sorted(folder.glob("*"))
+        if SPLIT_FOLDER.match(split.name) and split.is_dir() and any(split.iterdir())
+    }
+    flat = [f"'{split}'" for split, is_so in is_flat.items() if is_so]
+    return enumerate_names(flat, MOST_NAMES) if 0 < len(flat) < len(is_flat) else ""
 
 
 def _advise_table(folder: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from chop.base.plugins import Registry
 from chop.errors import ConfigError, did_you_mean
@@ -51,6 +52,12 @@ def target(name: str) -> Target:
     """
     if name in REFUSED:
         raise ConfigError(f"to: no target '{name}': {REFUSED[name]}.")
+    kind = Path(name).suffix[1:].lower()
+    if kind in TARGETS and name not in TARGETS:
+        raise ConfigError(
+            f"to: '{name}' names a file: pass the target '{kind}', and --out for the folder of "
+            "the files."
+        )
     if name not in TARGETS:
         raise ConfigError(f"to: unknown target '{name}': {did_you_mean(name, TARGETS)}")
     return TARGETS[name]

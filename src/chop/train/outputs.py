@@ -22,9 +22,9 @@ from torch import Tensor
 from chop.base.nested import tree_parts
 from chop.base.notices import assume
 from chop.config import convert
-from chop.errors import ConfigError, check_known
+from chop.errors import ConfigError
 from chop.train.metric import Metric
-from chop.train.task import TASKS, Labels, Task
+from chop.train.task import TASKS, Labels, Task, check_task_name
 
 MULTIOUTPUT = "multioutput"
 """Name of the task whose outputs take their tasks from the labels."""
@@ -107,7 +107,7 @@ def find_outputs_task(named: str | Mapping[str, str | Task]) -> Task:
     parts = {}
     for name, task in named.items():
         if isinstance(task, str):
-            check_known(task, TASKS, f"unknown task of '{name}'")
+            check_task_name(task, f"unknown task of '{name}'")
             task = TASKS[task]
         task = convert(task, Task, f"task of '{name}'")
         if task.labels_from is not None or task.parts or not task.metric.higher_is_better:

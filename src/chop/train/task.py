@@ -263,6 +263,55 @@ class Task:
 
 TASKS: Registry[Task] = Registry("tasks", kind=Task, own_name=lambda task: task.name)
 """Tasks by name: those of `chop.train.tasks` and those of other packages."""
+OTHER_NAMES = {
+    **dict.fromkeys(
+        (
+            "audio-classification",
+            "image-classification",
+            "multiclass",
+            "multiclass-classification",
+            "natural-language-inference",
+            "sentence-classification",
+            "sentiment-analysis",
+            "seq-cls",
+            "sequence-classification",
+            "single-label-classification",
+            "text-classification",
+        ),
+        "classification",
+    ),
+    "binary-classification": "binary",
+    **dict.fromkeys(
+        (
+            "multi-label",
+            "multi-label-classification",
+            "multilabel-classification",
+            "multilabel-indicator",
+        ),
+        "multilabel",
+    ),
+    **dict.fromkeys(("continuous", "sentence-similarity"), "regression"),
+    **dict.fromkeys(
+        ("multi-output", "multiclass-multioutput", "multitask", "multi-task"), "multioutput"
+    ),
+    **dict.fromkeys(
+        ("ner", "named-entity-recognition", "pos", "token-cls"), "token-classification"
+    ),
+    **dict.fromkeys(
+        ("clm", "language-modeling", "language-modelling", "lm", "text-generation"),
+        "causal-lm",
+    ),
+    **dict.fromkeys(("image-segmentation", "semantic-segmentation"), "segmentation"),
+}
+"""Names of tasks in Hugging Face's pipelines and configurations, PEFT and scikit-learn."""
+
+
+def check_task_name(name: str, what: str) -> None:
+    """Raises ConfigError, with the nearest task, if a name is not one of `TASKS`."""
+    usual = name.casefold().replace("_", "-").replace(" ", "-")
+    if name not in TASKS and (own := OTHER_NAMES.get(usual)):
+        raise ConfigError(f"{what} '{name}': its name in chop is '{own}'.")
+    check_known(name, TASKS, what)
 
 
 def _is_higher_better(function: Callable[..., float]) -> bool:

@@ -36,6 +36,7 @@ from chop.train.task import (
     Task,
     are_one_hot,
     are_probabilities,
+    check_task_name,
     one_class,
     unfit,
 )
@@ -338,7 +339,7 @@ def find_task(task: str | Task | Mapping[str, str | Task]) -> Task:
         )
     if not isinstance(task, str) or "=" in task:
         return find_outputs_task(task)
-    check_known(task, TASKS, "unknown task")
+    check_task_name(task, "unknown task")
     return TASKS[task]
 
 

@@ -191,8 +191,8 @@ def _way_out(workload: Workload, config: WorkloadConfig) -> str:
     drawn = describe_drawn_weights(workload.name)
     if drawn and config.weights is None and not config.train_epochs:
         return (
-            f"No --weights were given, so {drawn} Give --weights FILE, or train it "
-            "(--train-epochs); --force continues. In Python, chop.train.fit trains it."
+            f"No --weights were given, so {drawn} Give --weights FILE, load weights in the code, "
+            "or train it (--train-epochs); --force continues. In Python, chop.train.fit trains it."
         )
     scaling = " (--pixel-mean, --pixel-std)" if "pixel_values" in workload.test.columns else ""
     rare, metric = "", workload.task.metric

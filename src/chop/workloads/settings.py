@@ -69,7 +69,8 @@ class WorkloadConfig:
         out: folder for all results.
         train_epochs: epochs of fine-tuning before the job, for models that are not built in.
         limit: number of rows to use from each split. Default: all.
-        max_length: number of tokens to truncate texts to. Default: the model's limit, at most 512.
+        max_length: number of tokens to truncate texts to. Default: the tokenizer's limit, at most
+            512.
         stride: number of tokens by which windows of `max_length` move over running text: lines of
             .txt files, or with this setting the texts of a table joined; each token is scored once,
             with the tokens before it as context. Default: half of `max_length`.

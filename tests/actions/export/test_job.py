@@ -139,6 +139,7 @@ def test_a_file_without_a_tokenizer_is_told(tmp_path):
     [
         ({"to": ()}, "expected one or more of onnx, openvino"),
         ({"to": ("onx",)}, "unknown target 'onx': did you mean 'onnx'"),
+        ({"to": ("model.onnx",)}, "'model.onnx' names a file: pass the target 'onnx', and --out"),
         ({"to": ("awq",)}, "no target 'awq': .* use gptq or compressed-tensors"),
         ({"to": ("onnx", "executorch")}, "no target 'executorch': .* torchao 0.18.*; use pt2"),
         ({"to": ("pt2",), "format": "mxnit"}, "mxnit"),

@@ -130,6 +130,23 @@ def test_goals_that_are_not_measured_are_refused(name, message):
     problem.check_goals([Goal(each, "minimize") for each in known])
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, "The budget is bits=4, the default"),
+        ({"budgets": {"bits": 8}}, ""),
+        ({"goals": ("bits", "bytes")}, "The smallest model is the best, whatever its accuracy"),
+        ({"goals": ("bits",), "budgets": {"bytes": 100}}, "The smallest model is the best"),
+        ({"goals": ("bits",), "budgets": {"loss": 1.0}}, ""),
+    ],
+)
+def test_default_and_missing_budgets_are_assumptions(settings, expected, tmp_path):
+    with collected_assumptions() as assumed:
+        precision.prepare(PrecisionConfig(out=tmp_path, **settings), lines(tmp_path))
+    named = [x.text for x in assumed if x.text.startswith(("The budget is", "The smallest model"))]
+    assert [each.startswith(expected) for each in named] == [True] * bool(expected)
+
+
 def test_loss_stands_for_kl_of_numbers(tmp_path):
     with collected_assumptions() as assumed:
         search = precision.prepare(PrecisionConfig(out=tmp_path), lines(tmp_path))

@@ -93,6 +93,7 @@ def test_misnamed_fields_name_the_nearest(bert):
         "num_layers": "num_hidden_layers",
         "num_heads": "num_attention_heads",
         "hidden_sise": "hidden_size",
+        "hidden": "hidden_size",
     }.items():
         with pytest.raises(ConfigError, match=f"no field '{wrong}': did you mean '{right}'"):
             Architectures(bert, {wrong: [2, 4]})

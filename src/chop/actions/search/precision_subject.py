@@ -9,11 +9,12 @@ from typing import Any
 
 from chop.actions.search.precision_circuit import check_can_emit
 from chop.actions.search.precision_rows import SearchRows, get_rows, goals_for
-from chop.actions.search.settings import PrecisionConfig
+from chop.actions.search.settings import USUAL_BITS, PrecisionConfig
+from chop.base.notices import assume
 from chop.errors import ConfigError
 from chop.problems.mixed_precision.problem import SCORES, PrecisionProblem
 from chop.problems.mixed_precision.warm_start import SHARE, cached, uniforms_within, warm_start
-from chop.search import Config, Search
+from chop.search import Config, Constraint, Search
 from chop.search.location import storage_file
 from chop.train import CAUSAL_LM
 from chop.workloads.chance import check_answers, check_judged
@@ -140,6 +141,11 @@ class PrecisionSubject:
         uniforms = uniforms_within(problem, goals) if config.begins_warm else {}
         if workload.judge is None:
             check_answers(problem.evaluator, problem.reference, workload, config)
+        if config.budgets is None and Constraint("bits", USUAL_BITS) in goals:
+            assume(
+                f"The budget is bits={USUAL_BITS:g}, the default for one goal; --budgets sets "
+                "another, as in --budgets bits=8."
+            )
         return config.search(
             problem.space,
             problem.measure,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from chop.actions.emit.circuit_settings import CircuitOptions
 from chop.actions.search.format_settings import FormatSettings
+from chop.base.notices import assume
 from chop.config import MORE, Range
 from chop.errors import ConfigError, check_known
 from chop.workloads.settings import DistillConfig, JudgedConfig, WorkloadConfig
@@ -84,8 +85,16 @@ class SearchConfig(WorkloadConfig):
 
     def search(self, space: SearchSpace, measure: Measure, goals: Goals, **further: Any) -> Search:
         """Returns the search of these settings; `further` are arguments of `chop.search.Search`."""
+        from chop.problems.mixed_precision.costs import COSTS
+        from chop.problems.nas.goals import SIZES
         from chop.search import Search
 
+        if {goal.name for goal in goals} <= {*COSTS, *SIZES}:
+            assume(
+                "The smallest model is the best, whatever its accuracy, since goals and budgets "
+                "are sizes; also name a score (accuracy, or the metric of another task), as in "
+                f"--goals accuracy,{goals[0].name} or --budgets accuracy=0.9."
+            )
         names = ("sampler", "pruner", "storage", "out", "seed", "keep")
         own = {name: getattr(self, name) for name in names}
         return Search(space, measure, goals, name=self.study, **own, **further)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -260,7 +260,8 @@ def _checked_fields(
     known = {*list(inspect.signature(type(base).__init__).parameters)[1:], *aliases}
     checked: dict[str, tuple[Any, ...]] = {}
     for name, values in fields.items():
-        check_known(name, known, f"{kind} has no field")
+        if name not in known:
+            check_known(name, _fields_like(base, known, values), f"{kind} has no field")
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
             raise ConfigError(f"{kind}.{name}: expected a list of values, got {describe(values)}.")
         own = aliases.get(name, name)
@@ -269,6 +270,12 @@ def _checked_fields(
         _check_types(f"{kind}.{name}", getattr(base, own), values)
         checked[own] = tuple(dict.fromkeys(values))
     return checked
+
+
+def _fields_like(base: PreTrainedConfig, known: Collection[str], values: object) -> list[str]:
+    """Returns the known fields whose value has the type of the given ones; all if none has."""
+    kinds = {type(value) for value in values} if isinstance(values, Sequence) else set()
+    return [each for each in known if type(getattr(base, each, None)) in kinds] or [*known]
 
 
 def _check_types(where: str, present: Any, values: Sequence[Any]) -> None:
