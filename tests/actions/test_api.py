@@ -1,14 +1,18 @@
 """`chop.quantize` and `chop.compress`: a model goes in, and one of its class comes out."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 from torch.utils.data import DataLoader, TensorDataset
 
 import chop
-from chop.errors import ConfigError, options_in_messages
+from chop import MaseGraph
+from chop.errors import CheckpointError, ConfigError, options_in_messages
 from chop.nn.quantized import QuantLinear
-from chop.train import fit
+from chop.train import fit, predict
 
 X = torch.randn(120, 8, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0).long()
@@ -36,6 +40,8 @@ def trained():
     fit(model, (X, Y), epochs=30, lr=1e-2)
     return model
 
+
+QUICK = {"formats": ("8.auto",), "qat_epochs": 0, "bench_seconds": 0}
 
 ROWS = {
     "pairs": (X, Y),
@@ -100,8 +106,7 @@ def test_what_cannot_be_quantized_is_refused(net, case):
 
 @pytest.mark.filterwarnings("ignore:.* lose weights to the format:UserWarning")
 def test_a_model_is_compressed_in_one_call(trained, tmp_path, capsys):
-    settings = {"formats": ("8.auto",), "qat_epochs": 0, "bench_seconds": 0}
-    found = chop.compress(trained, (X, Y), max_drop=0.1, out=tmp_path / "run", **settings)
+    found = chop.compress(trained, (X, Y), max_drop=0.1, out=tmp_path / "run", **QUICK)
     assert type(found.model) is Net and found.result["saved"]["format"] == "integer 8.auto"
     assert "<h3>Net on own data</h3>" in found._repr_html_()
     assert str(found) == repr(found) == str(found.result)
@@ -126,6 +131,90 @@ def test_a_model_is_compressed_in_one_call(trained, tmp_path, capsys):
         bench_seconds=0,
     )
     assert none.model is None and none.result["saved"] is None
+
+
+class OnNumpy(nn.Module):
+    def forward(self, x):
+        return torch.from_numpy(x.detach().numpy()).relu()
+
+
+class Straight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.relu()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+class Traced(nn.Module):
+    def forward(self, x):
+        return Straight.apply(x)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("kind", [OnNumpy, Traced])
+def test_own_code_of_the_model_is_read_back(kind, trained, tmp_path):
+    model = nn.Sequential(trained.first, kind(), trained.last)
+    found = chop.compress(model, (X, Y), out=tmp_path, max_drop=0.1, **QUICK)
+    assert type(found.model[1]) is kind
+    assert (found.model(X).argmax(1) == trained(X).argmax(1)).float().mean() > 0.9
+    own = Straight if kind is Traced else kind
+    with pytest.raises(CheckpointError, match=rf"\[{own.__name__}\] to MaseGraph.from_checkpoint"):
+        MaseGraph.from_checkpoint(tmp_path / "model")
+    MaseGraph.from_checkpoint(tmp_path / "model", allow=[own])
+
+
+@pytest.mark.filterwarnings("ignore:.* lose weights to the format:UserWarning")
+@pytest.mark.parametrize("change", ["weights", "labels", "nothing"])
+def test_results_of_another_model_of_the_class_are_not_replaced_silently(change, trained, tmp_path):
+    settings = QUICK | {"out": tmp_path, "max_drop": 1.0, "force": True}
+    chop.compress(trained, (X, Y), **settings)
+    model = Net() if change == "weights" else trained
+    labels = 1 - Y if change == "labels" else Y
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        chop.compress(model, (X, labels), **settings)
+    texts = [str(each.message) for each in caught if "contains results" in str(each.message)]
+    assert len(texts) == (change != "nothing")
+    assert all("model Net, of other weights or rows. " in each for each in texts)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_masks_of_pruning_do_not_prevent_compression(net, tmp_path):
+    for layer in (net.first, net.last):
+        prune.l1_unstructured(layer, "weight", 0.5)
+    fit(net, (X, Y), epochs=30, lr=1e-2)
+    prune.l1_unstructured(net.first, "bias", 0.5)
+    assert not net.first.weight.is_leaf
+    expected = chop.quantize(net, "8.auto", X)(X)
+    found = chop.compress(net, (X, Y), out=tmp_path, max_drop=1.0, force=True, **QUICK)
+    torch.testing.assert_close(found.model(X), expected, atol=0.1, rtol=0.1)
+
+
+@pytest.mark.parametrize("loss", [nn.MSELoss(), lambda output, labels: 1 / 0])
+def test_a_loss_needs_training(loss, net, tmp_path):
+    with pytest.raises(ConfigError, match="loss: nothing is trained, since qat_epochs is 0"):
+        chop.compress(net, (X, Y), loss=loss, out=tmp_path, **QUICK)
+
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(8, 2)
+
+    def forward(self, a, b, scale=1.0):
+        return self.first(a) + b[:, :1] * scale
+
+
+def test_several_inputs_without_labels_are_passed_by_name():
+    way_out = r"as \(\(a, b\), y\), or as \{'a': \.\.\., 'b': \.\.\.\} where no labels"
+    for call in (lambda: chop.quantize(Two(), data=(X, X)), lambda: predict(Two(), (X, X))):
+        with pytest.raises(ConfigError, match=way_out):
+            call()
+    chop.quantize(Two(), data={"a": X, "b": X})
+    predict(Two(), ((X, X), Y))
 
 
 def test_errors_name_keyword_arguments_and_no_options(net, tmp_path):

@@ -51,6 +51,7 @@ DOORS = {
             "runs/demo/model",
             r"got str; load a checkpoint by MaseGraph.from_checkpoint\(path\)",
         ),
+        ("model.onnx", "got an ONNX model; pass the PyTorch model that it was exported from"),
         (lambda: chop.MaseGraph(nn.Linear(4, 2)), "got MaseGraph; .*\\(mg.model\\)."),
         (torch.relu, "got .*; pass the module that it belongs to"),
         ([nn.Linear(4, 2)], "got list."),

@@ -101,6 +101,8 @@ def test_documents_that_are_no_plan(document: Any, message: str):
             "S2 shards dimension 2 of a tensor with 2",
         ),
         (ShardingPlan((2,), {"classifier.weight": ("S0", "R")}), "expected 1 placements, .* got 2"),
+        (ShardingPlan((2,), {"classifier.weight": "S0"}), r"such as \('S0',\), got 'S0'"),
+        (ShardingPlan((2, 2), {"classifier.weight": "S0"}), r"such as \('S0', 'R'\), got 'S0'"),
         (ShardingPlan((2,), {"classifier.weight": ("P",)}), "placement 'P': expected R"),
         (ShardingPlan((2,), reads={"nothing": {"a": ("R",)}}), "node 'nothing' does not exist"),
         (

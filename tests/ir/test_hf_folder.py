@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from chop import ChopConfig, MaseGraph, passes
+from chop import ChopConfig, MaseGraph, passes, quantize
 from chop.errors import CheckpointError, ConfigError
 from chop.formats import parse_format_string
 from chop.nn.packed import PackedEmbedding, PackedLinear, PackedOperator
@@ -186,6 +186,15 @@ def test_large_models_are_split_and_older_files_go(made, tmp_path):
     )
     again = CAUSAL.from_pretrained(tmp_path / "model")
     assert torch.equal(again(IDS).logits, mg.model(IDS, MASK).logits)
+
+
+def test_large_files_of_unpacked_weights_are_reported(made, tmp_path, caplog):
+    small = quantize(made["llama"][0], "mxint:width=4", weights_only=True)
+    small.save_pretrained(tmp_path)
+    assert caplog.text.count("quantized layers are written as floats, as large as before") == 1
+    caplog.clear()
+    made["llama"][1].save_pretrained(tmp_path / "packed")
+    assert "written as floats" not in caplog.text
 
 
 def test_a_card_says_how_to_load_the_folder(made, tmp_path):

@@ -460,6 +460,7 @@ def test_a_cache_is_of_decoders():
         ({"keys": "mxint9x"}, "unknown number format 'mxint9x'.*mxint"),
         ({"keys": {"name": "group_intger", "width": 4}}, "did you mean 'group_integer'"),
         ({"values": ""}, "unknown number format ''"),
+        ({"keys": "int4"}, r"format 'int4': did you mean group_integer:width=4\?"),
         ({"values": "8.auto"}, "specify its fields as numbers"),
         ({"keys": "scale_integer:width=4:scales=[1.0,2.0]"}, "a cache grows"),
         ({"keys_per": "chanel"}, "did you mean 'channel'"),

@@ -10,6 +10,8 @@ import chop
 from chop.base.notices import collected_assumptions
 from chop.errors import ConfigError
 from chop.train import evaluate, fit, read_rows, user_code
+from chop.train.given.row_checks import PER_TOKEN
+from chop.train.tasks import find_task
 from chop.train.unlabeled import read_inputs
 
 X, Y = torch.randn(6, 3), torch.arange(6) % 2
@@ -175,3 +177,25 @@ def test_a_long_stream_is_reported_while_it_is_read(wrap, monkeypatch, caplog):
     monkeypatch.setattr(user_code, "REPORT_ITEMS", 3)
     assert len(read_rows(wrap(Stream()))) == 8
     assert caplog.text.count("islice(dataset, N)") == 1
+
+
+PAIR = r"row 0 has 2 labels for 4 tokens in 'input_ids'\. Pass a label .* -100 for tokens without"
+EITHER = "different numbers of classes.* pad the labels with -100 .* --task token-classification"
+
+
+@pytest.mark.parametrize(
+    "task, labels, message",
+    [
+        ("token-classification", [[1] * (2 + k % 2) for k in range(4)], PAIR),
+        ("token-classification", [[1] * 2] * 4, PAIR),
+        (None, [[1] * (2 + k % 2) for k in range(4)], EITHER),
+        ("multilabel", [[1] * (2 + k % 2) for k in range(4)], EITHER),
+    ],
+)
+def test_labels_per_word_need_padding(task, labels, message):
+    ids = [[3] * 4] * 4
+    task = task and find_task(task)
+    with pytest.raises(ConfigError, match=message):
+        read_rows({"input_ids": ids, "labels": labels}, task)
+    padded = [row + [-100] * (len(own) - len(row)) for row, own in zip(labels, ids, strict=True)]
+    assert len(read_rows({"input_ids": ids, "labels": padded}, find_task(PER_TOKEN))) == 4

@@ -195,6 +195,11 @@ def test_more_classes_than_255_count_that_one_too():
             F.one_hot(torch.arange(50).view(2, 5, 5) % 3).movedim(3, 1),
             r"one-hot along dimension 1: pass their classes, labels\.argmax\(1\)",
         ),
+        (
+            torch.randn(2, 3, 5, 5),
+            F.one_hot(torch.arange(50).view(2, 5, 5) % 3).movedim(3, 1).float(),
+            r"one-hot along dimension 1. For classes, pass labels\.argmax\(1\)",
+        ),
         (torch.randn(4, 1, 5, 5), torch.ones(4, 1, 5, 5), "--task segmentation treats them as a"),
         (
             torch.randn(2, 2, 5, 5),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from torch import Tensor, nn
+from torch import Tensor, autograd, nn
 
 from chop import passes
 from chop.actions.compress.job import compress as run_compression
@@ -269,6 +269,8 @@ def compress(
     if "label_column" in settings:
         settings["label_column"] = joined_columns(settings["label_column"])
     config = parse(CompressConfig, {**settings, **named}, "chop.compress")
+    if loss is not None and config.qat_epochs == 0:
+        raise ConfigError("loss: nothing is trained, since qat_epochs is 0.")
     with options_in_messages(False):
         trains = task is not None or loss is not None
         data, test = (with_label_column(each, config.label_column) for each in (data, test))
@@ -292,7 +294,9 @@ def compress(
         result = run_compression(config, workload)
     if result["saved"] is None:
         return Compressed(None, config.out, result)
-    graph = MaseGraph.from_checkpoint(config.out / Path(MODEL_FILES[0]).stem)
+    # The files were just written from this model, so its own classes are trusted.
+    own = {*map(type, model.modules()), *autograd.Function.__subclasses__()}
+    graph = MaseGraph.from_checkpoint(config.out / Path(MODEL_FILES[0]).stem, allow=own)
     return Compressed(add_summary(graph.to_module(like=model)), config.out, result)
 
 

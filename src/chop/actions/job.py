@@ -26,6 +26,7 @@ from chop.report.page.page import PAGE
 from chop.report.report import Report, assumptions_text, say, show, write_report
 from chop.runs.interrupt import with_interruption_note
 from chop.workloads.chance import check_float_model
+from chop.workloads.fingerprints import fingerprint_of_rows, fingerprint_of_weights
 from chop.workloads.load import merge_settings, workload_for
 from chop.workloads.workload import Workload
 
@@ -130,8 +131,9 @@ def run_job(
         for each in () if workload is None else workload.assumptions:
             assume(each.text, about=each.about)
         loaded = job.load(placed, workload)
+        out, subject = folder or job.folder(config), "" if workload is None else _subject(workload)
         with (
-            runs.start(job.name, job.settings(config, loaded), folder or job.folder(config)) as run,
+            runs.start(job.name, job.settings(config, loaded), out, subject) as run,
             ExitStack() as stack,
         ):
             output = Output(run, stack)
@@ -151,6 +153,11 @@ def run_job(
         say(f"Page of these results: {job.folder(config) / PAGE}", is_whole=True)
     result: R = with_display(report, job.folder(config))
     return result
+
+
+def _subject(workload: Workload) -> str:
+    """Returns a fingerprint of the model and the training rows."""
+    return f"{fingerprint_of_weights(workload.model)} {fingerprint_of_rows(workload.train)}"
 
 
 def _with_assumptions(report: Report[R], assumed: Sequence[Assumption]) -> Report[R]:

@@ -93,6 +93,12 @@ class ShardingPlan:
                     shard_dim(text)
 
     def _whole(self, where: str, texts: Placements) -> Placements:
+        if isinstance(texts, str):
+            example = (texts, *(REPLICATED,) * (len(self.mesh) - 1))
+            raise PlanError(
+                f"{where}: expected a tuple with one text per axis of the mesh "
+                f"{format_mesh(self.mesh)}, such as {example}, got {texts!r}."
+            )
         if len(texts) != len(self.mesh):
             raise PlanError(
                 f"{where}: expected {len(self.mesh)} placements, one per axis of the mesh "

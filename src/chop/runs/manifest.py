@@ -75,6 +75,7 @@ class Manifest:
         error: error of a failed run.
         last_finished: last finished run in the same folder, if this one has not finished. The
             results in the folder are from that run.
+        subject: fingerprint of a program's own model and rows, which have no name in the settings.
         format: version of the file format.
     """
 
@@ -92,6 +93,7 @@ class Manifest:
     artifacts: tuple[Artifact, ...] = ()
     error: str | None = None
     last_finished: Manifest | None = None
+    subject: str = ""
     format: int = FORMAT
 
     @property

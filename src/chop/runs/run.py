@@ -169,7 +169,7 @@ class Run:
 
 
 @contextmanager
-def start(kind: str, settings: Any, folder: str | Path) -> Iterator[Run]:
+def start(kind: str, settings: Any, folder: str | Path, subject: str = "") -> Iterator[Run]:
     """Context manager of a run that writes the manifest of a job at its start and its end.
 
     Incomplete files of killed runs are removed from the folder and its subfolders with results. In
@@ -179,6 +179,7 @@ def start(kind: str, settings: Any, folder: str | Path) -> Iterator[Run]:
         kind: name of the job, as on the command line.
         settings: settings of the job: a dataclass or a mapping.
         folder: output folder, created if missing.
+        subject: fingerprint of a program's own model and rows.
     Yields: the run, whose `rows` become the manifest's.
     Warns: if the results in the folder are from another job, model or data set.
     Raises:
@@ -212,6 +213,7 @@ def start(kind: str, settings: Any, folder: str | Path) -> Iterator[Run]:
         version=__version__,
         started=now(),
         last_finished=last_finished,
+        subject=subject,
     )
     _check_is_not_read(folder, manifest)
     _check_is_not_of_user(folder, manifest)
@@ -289,8 +291,12 @@ def _warn_about_other_results(folder: Path, manifest: Manifest) -> None:
         if (old := held.settings.get(name)) is not None
     ]
     is_other = any(new not in (old, None) for _, old, new in named)
-    if is_other or held.kind != manifest.kind:
+    # Two models of one class have one name, as have all data of programs.
+    subjects = {held.subject, manifest.subject} - {""}
+    is_twin = not is_other and len(subjects) > 1
+    if is_other or is_twin or held.kind != manifest.kind:
         what = " and ".join(f"{name} {old}" for name, old, _ in named)
+        what += ", of other weights or rows" * is_twin
         warn_each_time(
             f"'{folder}' contains results of chop {held.kind}{what and f' with {what}'}. This run "
             f"of chop {manifest.kind} replaces the manifest and files of the same names. {APART}",

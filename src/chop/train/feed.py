@@ -162,7 +162,8 @@ class Feed:
             reason = f"{type(error).__name__}: {first_line(error).removesuffix('.')}."
             raise ConfigError(
                 f"{type(self.model).__name__} cannot take the rows, {listed}: {reason}"
-                f"{self.rows.about_vector}{advise_inputs(self.model, fed, reason)}"
+                f"{self.rows.about_vector}"
+                f"{advise_inputs(self.model, fed, reason, self.rows.columns)}"
             ) from error
 
 

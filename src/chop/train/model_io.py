@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -275,14 +275,24 @@ def _read(output: Any) -> tuple[Tensor | None, Tensor | None]:
     return None, None
 
 
-def advise_inputs(model: nn.Module, inputs: Mapping[str, Tensor], reason: str) -> str:
+def advise_inputs(
+    model: nn.Module, inputs: Mapping[str, Tensor], reason: str, columns: Collection[str] = ()
+) -> str:
     """Returns sentences about the dtype or the layout of inputs that a model rejected, or no text.
 
     Args:
         model: the model.
         inputs: rows (B, ...) by name, without labels.
         reason: message of the model's error.
+        columns: names of the columns of the rows.
     """
+    if "required positional argument" in reason and POSITION.format(0) in columns:
+        given = inspect.signature(model.forward).parameters.values()
+        names = ", ".join(f"'{each.name}': ..." for each in given if each.default is each.empty)
+        return (
+            " The last array of a tuple counts as labels. Pass several inputs as ((a, b), y), or "
+            f"as {{{names}}} where no labels are needed."
+        )
     is_dtype = "dtype" in reason or "should be the same" in reason
     advice = _advise_dtype(model, inputs) if is_dtype else ""
     if is_dtype or "conv" in reason or "channels" in reason:

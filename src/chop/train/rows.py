@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -233,7 +234,7 @@ def read_rows(
             A DataLoader is read completely in the order of its data set, even if it shuffles or
             drops the last batch. Text columns are skipped.
         task: a task with `labels_from` takes its labels from that column, if there are no token
-            labels; a task that `reads_all` needs no labels.
+            labels, and an array on its own as that column; a task that `reads_all` needs no labels.
     Raises:
         ConfigError: if there is no label column, no column of numbers or no row, labels are
             missing, or inputs are NaN.
@@ -241,6 +242,8 @@ def read_rows(
     if isinstance(dataset, Rows):
         return dataset
     names = () if task is None else tuple(task.parts)
+    if task is not None and task.labels_from and _is_one_column(dataset):
+        dataset = {task.labels_from: dataset}
     table = _without_batch_of_one(read_columns(dataset, names))
     outputs, label = outputs_among(table, names), label_column(list(table))
     given = {*outputs.values()} or {label} - {None}
@@ -264,7 +267,7 @@ def read_rows(
             f"(tokenize texts first), or (inputs, labels), got {held} with "
             f"{list(table)}.{tokens or advice}"
         )
-    check_columns(table, given)
+    check_columns(table, given, None if task is None else task.name)
     if outputs:
         joined = join_labels({name: read_labels(table[x]) for name, x in outputs.items()})
         return Rows(inputs, *joined, vector=vector_columns(dataset, names))
@@ -281,6 +284,12 @@ def read_rows(
         return Rows(inputs, torch.zeros(_count(inputs)), vector=vector_columns(dataset))
     classes = _without_padding(inputs, with_classes(read_labels(labels), task))
     return Rows(inputs, classes, vector=vector_columns(dataset))
+
+
+def _is_one_column(data: Any) -> bool:
+    """Returns true for an array, and for a list of numbers or of lists of them."""
+    is_list = isinstance(data, list) and len(data) > 0 and isinstance(data[0], int | list)
+    return isinstance(data, Tensor | np.ndarray) or is_list
 
 
 def _without_batch_of_one(table: dict[str, Column]) -> dict[str, Column]:

@@ -437,7 +437,7 @@ def suggested(logits: Tensor, labels: Tensor, tried: str) -> str:
         rows = len(logits) if logits.dim() else 1
         return f"the model returned {rows} rows for {len(labels)}: rows are its first dimension."
     is_by_class = logits.dim() > 2 and logits.shape == labels.shape and labels.shape[1] > 1
-    if is_by_class and _has_one_class(labels):
+    if is_by_class and has_one_class(labels):
         return "labels are one-hot along dimension 1: pass their classes, labels.argmax(1)."
     if tried == "classification" and logits.dim() == 3 and labels.dim() == 1:
         return (
@@ -455,10 +455,10 @@ def are_one_hot(labels: Labels) -> bool:
     """Returns true if each row of labels (B, C) has one 1 and zeros."""
     if not isinstance(labels, Tensor) or labels.dim() != 2 or labels.shape[1] < 2:
         return False
-    return _has_one_class(labels)
+    return has_one_class(labels)
 
 
-def _has_one_class(labels: Tensor) -> bool:
+def has_one_class(labels: Tensor) -> bool:
     """Returns true if labels (B, C, ...) have one 1 and zeros along C."""
     is_bit = (labels == 0) | (labels == 1)
     return bool(is_bit.all()) and bool((labels.sum(1) == 1).all())

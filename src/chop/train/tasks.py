@@ -37,6 +37,7 @@ from chop.train.task import (
     are_one_hot,
     are_probabilities,
     check_task_name,
+    has_one_class,
     one_class,
     unfit,
 )
@@ -415,6 +416,11 @@ def check_is_clear(task: Task, labels: Tensor | list[Tensor], *, is_of_rows: boo
         raise ConfigError(
             f"labels: got {labels.shape[1]} numbers a row that sum to 1, as probabilities of "
             f"classes do; {SOFT} --task regression treats them as numbers."
+        )
+    if labels.dim() > 2 and has_one_class(labels):
+        raise ConfigError(
+            "labels: got numbers that are one-hot along dimension 1. For classes, pass "
+            "labels.argmax(1); --task regression treats them as numbers."
         )
     if labels.shape[1] > 1 and _are_zero_or_one(labels):
         raise ConfigError(

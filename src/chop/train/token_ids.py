@@ -62,7 +62,8 @@ def check_token_ids(
         if isinstance(rows, Tensor) and rows.dim() == 1 and not _takes(model, _row(columns, 0)):
             raise ConfigError(
                 f"{column}: expected rows of tokens (N, T), got one text of {len(rows)} tokens: "
-                "pass a list of texts to the tokenizer, tokenizer([text])."
+                "pass a list of texts to the tokenizer, tokenizer([text]), or cut the tokens into "
+                "rows of 64, tokens.unfold(0, 64, 64)."
             )
         ids = rows if isinstance(rows, Tensor) else torch.cat([x.flatten() for x in rows])
         beyond = ids[(ids < 0) | (ids >= count)]

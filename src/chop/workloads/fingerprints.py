@@ -19,7 +19,8 @@ from chop.train import Rows
 
 def fingerprint_of_weights(model: nn.Module) -> str:
     """Returns a text that changes with any parameter or buffer."""
-    return fingerprint_of_tensors(sorted(model.state_dict().items()))
+    state = sorted(model.state_dict().items())
+    return fingerprint_of_tensors((name, x) for name, x in state if isinstance(x, Tensor))
 
 
 def fingerprint_of_code(name: str) -> str:

@@ -116,7 +116,8 @@ def check_forward(
             f"'{name}' cannot take rows of '{dataset}', {_listed(inputs)}: {reason} "
             "The model is called with only these columns, in these shapes and types"
             f"{_advise_columns(rows, columns)}.{rows.about_vector}"
-            f"{skipped}{_advise_order(rows, inputs) or advise_inputs(model, inputs, plain)}"
+            f"{skipped}"
+            f"{_advise_order(rows, inputs) or advise_inputs(model, inputs, plain, rows.columns)}"
             f"{_advise_batch(model, rows)}"
             f"{in_words(current_assumptions())}"
         ) from error

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from chop import passes
 from chop.base.files.limits import reached_limit
 from chop.base.notices import Assumption, assume, collected_assumptions, warn_once
+from chop.captured.module_tree import computed_tensors
 from chop.captured.wrappers import check_has_values, check_is_module, check_is_unwrapped
 from chop.config import convert, with_checked_names
 from chop.data.load import HELD_OUT_SHARE, SPLIT_OFF, assume_split_off
@@ -484,10 +485,10 @@ def _copy_model(model: nn.Module, name: str) -> nn.Module:
     """Returns a deep copy of a model.
 
     Raises:
-        ConfigError: if an attribute, such as a lock or a computed tensor, cannot be copied.
+        ConfigError: if an attribute, such as a lock, cannot be copied.
     """
     try:
-        return copy.deepcopy(model)
+        return copy.deepcopy(model, computed_tensors(model))
     except (TypeError, RuntimeError) as error:
         if reached_limit(error):
             raise

@@ -427,8 +427,9 @@ def test_refusals_are_one_sentence(case):
 def test_texts_are_needed():
     with pytest.raises(ConfigError, match="at least one batch"):
         prune_decoder(decoder("llama"), [], num_hidden_layers=2)
-    with pytest.raises(ConfigError, match="expected mappings with 'input_ids'"):
-        prune_decoder(decoder("llama"), [IDS], num_hidden_layers=2)
+    for wrong in ([IDS], {"input_ids": IDS}):
+        with pytest.raises(ConfigError, match="a list of mappings with 'input_ids', such as .*got"):
+            prune_decoder(decoder("llama"), wrong, num_hidden_layers=2)
 
 
 def test_texts_may_have_no_mask():

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -378,7 +379,9 @@ def test_labels_that_do_not_count_have_no_part():
 WRONG = {
     "no teacher": (True, "expected a teacher"),
     "weights": ("teacher.pt", r"does not exist; expected a module, the folder of a run"),
-    "a number": (3, r"expected a teacher \(a module, .*, or a mapping of settings, got 3"),
+    "a number": (3, r"expected a teacher \(a module, a graph or a path\), or a mapping .* got 3"),
+    "a result": (SimpleNamespace(model=net()), "got SimpleNamespace; pass its attribute model"),
+    "a result in a mapping": ({"teacher": SimpleNamespace(model=net())}, "its attribute model"),
     "a misspelt field": ({"hidde": "mse"}, "did you mean 'hidden'"),
     "alpha beyond 1": ({"alpha": 1.5}, "expected 0 to 1"),
     "no temperature": ({"temperature": 0}, "expected above 0"),

@@ -6,6 +6,7 @@ KIVI quantizes what the models of its time cached, which is the same.
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections import Counter
 from collections.abc import Mapping
@@ -338,6 +339,10 @@ class QuantizedLayer(CacheLayerMixin):  # type: ignore[misc]
 
 def _rule(name: str, given: Given | None, per: Per, **settings: Any) -> StoreRule:
     is_text = isinstance(given, str)
+    if is_text and (width := re.fullmatch(r"u?int_?(\d+)", str(given), re.IGNORECASE)):
+        # The integer formats of the general advice need samples, which a new cache lacks.
+        near = f"did you mean group_integer:width={width[1]}?"
+        raise ConfigError(f"unknown number format '{given}': {near}")
     number_format = parse_format_string(given) if is_text else parse_format(given, name)  # type: ignore[arg-type]
     return StoreRule(number_format, per, block=get_block(number_format, per), **settings)
 

@@ -19,6 +19,7 @@ from transformers.core_model_loading import ConversionOps
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from chop.base.notices import get_logger
 from chop.errors import ChopError, ConfigError, describe, did_you_mean
 from chop.ir.huggingface.conversions import names_in
 from chop.private.transformers_api import (
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 METHOD = "chop"
 SETTINGS = ("format", "data_in", "operators", "overrides", "skip", "skip_vision")
 KEYS = (*SETTINGS, "modules", "quant_method")
+log = get_logger(__name__)
 
 
 @register_quantization_config(METHOD)
@@ -198,6 +200,7 @@ class ChopQuantizer(HfQuantizer):  # type: ignore[misc]
             return None, {}
         modules = stored_modules(model)
         settle_ties(model)
+        _report_unpacked(model)
         if modules:
             plain = {path: stored.plain() for path, stored in modules.items()}
             self.quantization_config = ChopConfig(modules=plain)
@@ -313,6 +316,26 @@ class ChopQuantizer(HfQuantizer):  # type: ignore[misc]
             self.quantization_config.modules = stored_modules(model)
             model.config.quantization_config = self.quantization_config
         return model
+
+
+def _report_unpacked(model: nn.Module) -> None:
+    """Logs how to write small files if weights with a format are still floats."""
+    from chop.nn.packed import PackedOperator
+    from chop.nn.quantized import QuantizedOperator
+
+    layers = [
+        module
+        for module in model.modules()
+        if isinstance(module, QuantizedOperator)
+        and not isinstance(module, PackedOperator)
+        and not module.spec.weight.is_identity
+    ]
+    if layers:
+        log.warning(
+            f"save_pretrained: the weights of {len(layers)} quantized layers are written as "
+            "floats, as large as before. For small files, save the packed model: "
+            "chop.passes.pack_transform_pass(chop.MaseGraph(model))[0].save_pretrained(folder)."
+        )
 
 
 def _add_tags(model: Any) -> None:

@@ -161,7 +161,7 @@ class AllowList:
             raise CheckpointError(
                 f"the checkpoint calls '{shorten(reference)}', which is not on the list of "
                 "functions that a checkpoint may call; if it is yours, pass "
-                f"allow=[{shorten(_last(reference))}]."
+                f"allow=[{shorten(_last(reference))}] to MaseGraph.from_checkpoint."
             )
         return function
 
@@ -234,9 +234,8 @@ class AllowList:
                 raise CheckpointError(f"the checkpoint's operator '{_last(reference)}' {why}")
             root = get_root(home := reference.partition(":")[0])
             absent = LAYER_HOMES.fullmatch(home) and not _is_installed(root)
-            way = (
-                f"install {root}" if absent else f"if it is yours, pass allow=[{_last(reference)}]"
-            )
+            own = f"allow=[{_last(reference)}] to MaseGraph.from_checkpoint"
+            way = f"install {root}" if absent else f"if it is yours, pass {own}"
             raise CheckpointError(
                 f"the checkpoint contains a module of class '{reference}', which is not on the "
                 f"list of classes; {way}."

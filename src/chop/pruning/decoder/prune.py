@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from chop.captured.state.preserve_state import preserve_state
-from chop.errors import ConfigError
+from chop.errors import ConfigError, describe
 from chop.nn.packed import PackedOperator
 from chop.nn.quantized import QuantizedOperator
 from chop.private.transformers_api import get_constructor
@@ -250,7 +250,10 @@ def _check_sizes(config: Any, sizes: Mapping[str, int]) -> None:
 def _text(batch: Mapping[str, Tensor], model: PreTrainedModel) -> dict[str, Tensor]:
     """Returns tokens and mask of a batch on the model's device; labels do not matter."""
     if not isinstance(batch, Mapping) or "input_ids" not in batch:
-        raise ConfigError(f"{WHERE}.batches: expected mappings with 'input_ids' of a tokenizer.")
+        raise ConfigError(
+            f"{WHERE}.batches: expected a list of mappings with 'input_ids', such as "
+            f"[tokenizer(texts, return_tensors='pt')], got {describe(batch)} in it."
+        )
     ids = batch["input_ids"].to(model.device)
     mask = batch.get("attention_mask")
     mask = torch.ones_like(ids) if mask is None else mask.to(ids)

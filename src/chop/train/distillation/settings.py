@@ -74,14 +74,16 @@ class Distillation:
         """
         if given is None or given is False:
             return None
-        if isinstance(given, nn.Module | MaseGraph | Teacher | str | Path):
+        holds_model = "model" in getattr(given, "__dict__", {})
+        if holds_model or isinstance(given, nn.Module | MaseGraph | Teacher | str | Path):
             given = {"teacher": given}
         if isinstance(given, type):
             check_is_module(given, "distill")
         is_known = isinstance(given, Mapping | Distillation | bool)
         if not is_known:
+            own = " True," * (teacher is not None)
             raise ConfigError(
-                "distill: expected a teacher (a module, a graph or a path), True, or a mapping of "
+                f"distill: expected a teacher (a module, a graph or a path),{own} or a mapping of "
                 f"settings, got {describe(given)}."
             )
         settings: Self = parse(cls, {} if given is True else given, "distill")

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from chop.base.files.limits import reached_limit
+from chop.captured.wrappers import check_is_module
 from chop.data.labels import MAX_LISTED
 from chop.errors import ConfigError, enumerate_names, first_line
 from chop.ir.graph import MaseGraph
@@ -148,6 +149,8 @@ def load_teacher(given: Any) -> nn.Module:
         return given.model
     if isinstance(given, nn.Module):
         return given
+    if "model" in getattr(given, "__dict__", {}):
+        check_is_module(given, "distill")
     if not isinstance(given, str | Path):
         raise ConfigError(
             f"distill: expected a module, a graph or the path of a model as the teacher, got a "

@@ -14,14 +14,19 @@ from torch import Tensor
 from chop.data.cells import BEYOND
 from chop.errors import ConfigError, enumerate_names
 from chop.train.given.reading import Column
+from chop.train.task import IGNORED
 
+PER_TOKEN = "token-classification"
+"""Task with a label per token."""
 MAX_LISTED_ROWS = 5
 """Maximum number of rows that a message lists."""
 IDS, MASK = "input_ids", "attention_mask"
 """Columns of tokens, and of 1 for a token and 0 for padding."""
 
 
-def check_columns(columns: Mapping[str, Column], labels: Collection[str | None] = ()) -> None:
+def check_columns(
+    columns: Mapping[str, Column], labels: Collection[str | None] = (), task: str | None = None
+) -> None:
     """Checks that columns have equally many rows, and each has rows of one shape without gaps.
 
     Rows of whole numbers may differ in length, since tokens are padded. Rows of other numbers may
@@ -30,6 +35,7 @@ def check_columns(columns: Mapping[str, Column], labels: Collection[str | None] 
     Args:
         columns: columns by name.
         labels: those with labels, which are padded, and whose gaps `read_labels` reports.
+        task: name of the task that was given.
     Raises:
         ConfigError: if they do not. The message names a row, counted from 0.
     """
@@ -42,7 +48,10 @@ def check_columns(columns: Mapping[str, Column], labels: Collection[str | None] 
     if len({*lengths.values()}) > 1:
         listed = ", ".join(f"'{name}' has {length}" for name, length in lengths.items())
         raise ConfigError(f"expected equally many rows in every column: {listed}.")
-    _check_are_not_sets(columns, labels)
+    if task == PER_TOKEN:
+        _check_labels_of_tokens(columns, labels)
+    else:
+        _check_are_not_sets(columns, labels)
     for name, column in columns.items():
         if isinstance(column, list):
             has_labels = any(
@@ -62,11 +71,27 @@ def _check_are_not_sets(columns: Mapping[str, Column], labels: Collection[str | 
         if isinstance(column, list) and all(
             row.dim() == 1 and not (len(row) and row.is_floating_point()) for row in column
         ):
+            tokens = (
+                f" For a label per token, pad the labels with {IGNORED} to the length of '{IDS}', "
+                f"and pass --task {PER_TOKEN}."
+            )
             raise ConfigError(
                 f"column '{name}': rows have different numbers of classes. Pass 0 or 1 for each "
                 "class, (N, C), as sklearn.preprocessing.MultiLabelBinarizer does, and "
-                "--task multilabel."
+                f"--task multilabel.{tokens * (IDS in columns)}"
             )
+
+
+def _check_labels_of_tokens(columns: Mapping[str, Column], labels: Collection[str | None]) -> None:
+    """Checks that each token has a label; more labels may be padding."""
+    for name in columns.keys() & labels if IDS in columns else ():
+        for i, (row, own) in enumerate(zip(columns[IDS], columns[name], strict=True)):
+            if row.dim() == own.dim() == 1 and len(own) < len(row):
+                raise ConfigError(
+                    f"column '{name}': row {i} has {len(own)} labels for {len(row)} tokens in "
+                    f"'{IDS}'. Pass a label for each token, and {IGNORED} for tokens without one, "
+                    "such as further parts of a word and padding."
+                )
 
 
 def _lengths(column: Column) -> list[int]:
