@@ -165,5 +165,5 @@ def takes_batch(model: nn.Module, batch: Mapping[str, Tensor]) -> bool:
             fed = {n: x.to(kind) if x.is_floating_point() else x for n, x in fed.items()}
             answer = read_output(model(**fed))[1]
         return len(answer) == len(next(iter(batch.values())))
-    except Exception:  # whatever the model raises for inputs of a wrong shape
+    except (Exception, SystemExit):  # whatever the model raises for inputs of a wrong shape
         return False

@@ -200,7 +200,7 @@ def lower_workload(workload: Workload, config: LoweringConfig, rows: int) -> Low
     """
     if is_read(workload.model):
         return _lower_as_read(workload, config, rows)
-    if config.decode and workload.task.name != CAUSAL_LM:
+    if config.decode and workload.task.name not in (CAUSAL_LM, "token-classification"):
         raise ConfigError(
             f"decode: '{workload.name}' has the task '{workload.task.name}', expected a decoder "
             "that predicts the next token."
