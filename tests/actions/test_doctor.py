@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from chop.actions.doctor import OK, OPTIONAL, WRONG, _instructions, _part, _products, examine
+from chop.base.installed import how_to_get
 from chop.errors import ConfigError
 from chop.kernels.cpu import build, crossovers
 from chop.kernels.cpu.crossovers import CROSSOVERS
@@ -19,7 +20,7 @@ def test_doctor_finds_what_is_here():
     assert findings["torch"].detail == torch.__version__
     assert findings["python"].state == findings["import chop"].state == OK
     assert not any(finding.is_fatal for finding in findings.values())
-    assert "pip install -e '.[gguf]'" in findings["gguf"].detail or findings["gguf"].state == OK
+    assert how_to_get("gguf") in findings["gguf"].detail or findings["gguf"].state == OK
 
 
 def test_a_program_of_the_system_serves_as_the_optional_part(tmp_path, monkeypatch):

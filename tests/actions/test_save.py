@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import chop
-from chop.errors import ConfigError
+from chop.errors import CaptureError, ConfigError
 from chop.models import load_model
 from chop.quantization.described import Summary, describe
 
@@ -138,6 +138,14 @@ def test_what_is_not_quantized_is_not_saved(wrong, says, tmp_path):
     with pytest.raises(ConfigError, match=says):
         chop.save(wrong, tmp_path / "x")
     assert not any(tmp_path.iterdir())
+
+
+def test_a_loaded_model_whose_inputs_nobody_guesses_needs_rows(tmp_path):
+    chop.save(chop.quantize(Two(), "8.auto", data=ROWS), tmp_path / "a")
+    loaded = chop.MaseGraph.from_checkpoint(tmp_path / "a").to_module(like=Two())
+    with pytest.raises(CaptureError, match=r"of Two cannot be guessed: pass .*data=\(inputs"):
+        chop.save(loaded, tmp_path / "b")
+    assert chop.save(loaded, tmp_path / "b", data=ROWS)["packed_share"] > 0.9
 
 
 def test_a_compressed_model_says_that_it_is_packed_and_is_saved_as_it_is(tmp_path):

@@ -113,6 +113,15 @@ def test_a_speed_that_was_not_measured_is_called_so():
     assert told() == "Speed: not measured, because of --bench-seconds 0."
 
 
+def test_the_command_exports_an_onnx_file_that_the_run_lacks(tmp_path):
+    rows = timed(float=(1, 1), compressed=(0.5, 0.9), onnxruntime=(2, 2))
+    text = describe_fastest(rows, tmp_path, True, {}, "net.py:Net")
+    assert text.endswith(f"To run it: chop export {tmp_path} --to onnx --trust-code.")
+    (tmp_path / "model.onnx").touch()
+    text = describe_fastest(rows, tmp_path, True, {}, "net.py:Net")
+    assert text.endswith(f"To run it: chop.export.onnx.session.opened('{tmp_path}/model.onnx').")
+
+
 def timed(**times):
     """Rows of ways: ratios at batch 1 and 16, beside float in PyTorch and in the same engine."""
     return [

@@ -73,6 +73,7 @@ def test_a_command_with_a_repeated_option_ends_with_the_sentence(words, capsys):
             ["evaluate", "cnn", "--sparsity", "0.5"],
             "--sparsity. Other commands have it: chop sweep",
         ),
+        (["export", "runs/x", "--reference", "net.py:Net"], "names, pass --trust-code."),
         (["compress", "--formats=8.auto", "4.auto", "6.auto"], "as in 8.auto,4.auto,6.auto"),
         (["compress", "--class-names", "cat", "dog", "a.csv"], "as in cat,dog,a.csv"),
         (["evaluate", "gpt-tiny", "--tasks", "piqa", "copa"], "as in piqa,copa"),

@@ -255,7 +255,10 @@ def test_half_a_checkpoint_is_named_by_its_missing_file(message, missing, name, 
             ("report", "no_mz", "--out", "runs/page"),
             "--out: 'runs/page': expected an HTML file, such as 'runs/page.html'.",
         ),
-        (compress("net.py:Text", "rows.csv"), "'net.py:Text': its forward returns 'text', expected a"),
+        (
+            compress("net.py:Text", "rows.csv"),
+            "'net.py:Text': its forward returns 'text', expected a",
+        ),
         (
             compress("net.py:Net", "rows.csv", "--rotation", "group"),
             "rotation: 'group' needs method rotate",

@@ -161,6 +161,16 @@ def test_names_of_folders_without_rows_are_not_refused():
     assert numbered["train"]["label"][:] == [1, 2] and class_names(numbered) == [*OWN]
 
 
+@pytest.mark.parametrize("count", [10, 11])
+def test_the_order_of_folders_is_an_assumption(count):
+    names = [f"class{i:02}" for i in range(count)]
+    with collected_assumptions() as assumptions:
+        with_numbered_labels(rows_with_inputs([1, 2], [2], ClassLabel(names=names)), None)
+    (order,) = [each.text for each in assumptions]
+    more = " and 1 more" * (count > 10)
+    assert order == f"Classes are numbered in this order: {', '.join(names[:10])}{more}."
+
+
 def test_numbers_beyond_the_class_names_are_refused():
     assert with_numbered_labels(rows([0, 2], [1]), OWN, is_closed=True)["train"]["label"][:] == [
         0,

@@ -29,7 +29,7 @@ from chop.captured.wrappers import (
     check_is_unwrapped,
 )
 from chop.config import Range, convert, parse, with_checked_names
-from chop.errors import ConfigError, describe, options_in_messages
+from chop.errors import CaptureError, ConfigError, describe, options_in_messages
 from chop.formats import NumberFormat, QuantSpec, parse_format_string
 from chop.ir.graph import MaseGraph
 from chop.ir.storage.checkpoint import checkpoint_paths
@@ -159,7 +159,13 @@ def save(model: nn.Module, path: str | Path, data: Any = None) -> dict[str, Any]
         raise ConfigError("chop.save: expected a quantized model: call chop.quantize first.")
     rows = _get_rows(model, data)
     example = captured_inputs(model) if rows is None else example_inputs(model, rows)
-    packed, info = passes.pack_transform_pass(MaseGraph(model, dummy_in=example), {"silent": True})
+    mg = MaseGraph(model, dummy_in=example)
+    if not mg.is_captured:
+        raise CaptureError(
+            f"chop.save: the inputs of {type(model).__name__} cannot be guessed: pass rows "
+            "that show them, as data=(inputs, labels)."
+        )
+    packed, info = passes.pack_transform_pass(mg, {"silent": True})
     packed.export(path)
     return {"files": files, **{n: info[n] for n in ("packed_share", "bytes", "float_bytes")}}
 

@@ -1,11 +1,9 @@
-"""Note on training that changed no score."""
+"""Notes on training: its default learning rate, and results that it did not improve."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 from chop.base.notices import assume
+from chop.workloads.workload import Training
 
 
 def describe_idle_training(metric: str, settings: str, options: str) -> str:
@@ -22,21 +20,17 @@ def describe_idle_training(metric: str, settings: str, options: str) -> str:
     )
 
 
-def note_idle_training(
-    rows: Sequence[Mapping[str, Any]], stages: tuple[str, str], metric: str, options: str
-) -> None:
-    """Records an assumption if training changed no score of a sweep.
-
-    Points with the score of the float model have nothing to regain, and do not count.
+def assume_rate(training: Training, lr: float | None, options: str) -> None:
+    """Records the learning rate of training as an assumption, unless the user has set it.
 
     Args:
-        rows: rows of a sweep, with `float` and the stages.
-        stages: column before and after training.
-        metric: see `describe_idle_training`.
+        training: arguments of training.
+        lr: learning rate of the settings; None for the default.
         options: see `describe_idle_training`.
     """
-    before, after = stages
-    lossy = [row for row in rows if after in row and row[before] != row["float"]]
-    if lossy and all(row[before] == row[after] for row in lossy):
-        settings = f"all {len(lossy)} points below float" if len(lossy) > 1 else "the point"
-        assume(describe_idle_training(metric, settings, options))
+    if training["epochs"] and lr is None:
+        epochs = f"{training['epochs']} epoch{'s' * (training['epochs'] > 1)}"
+        assume(
+            f"Each point is trained for {epochs} at a peak learning rate of {training['lr']:.3g} "
+            f"(--{options}-epochs, --{options}-lr)."
+        )

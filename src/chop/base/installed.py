@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 import json
 import re
+import shlex
 import sys
 import traceback
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from chop.errors import ChopError, UnavailableError, first_line
 
 __version__ = "0.1.0"
 DISTRIBUTION = "mase-chop"
+CLONE = Path(__file__).resolve().parents[3]
+"""Folder of the clone, if chop runs from one."""
 COMPILED = {"torchvision": "timm"}
 """Packages with compiled code for one release of torch -> the optional part they belong to."""
 
@@ -23,12 +26,14 @@ COMPILED = {"torchvision": "timm"}
 def how_to_get(extra: str = "") -> str:
     """Returns the command that installs chop or an optional part, as chop was installed here.
 
+    The command works from any folder: for a clone it has the path of the clone.
+
     Args:
         extra: name of the part. "" for chop itself.
     """
     part = f"[{extra}]" if extra else ""
     if _is_checkout():
-        return f"pip install -e '.{part}'" if part else "pip install -e ."
+        return f"pip install -e {shlex.quote(f'{CLONE}{part}')}"
     return f"pip install '{DISTRIBUTION}{part}'" if part else f"pip install {DISTRIBUTION}"
 
 
@@ -71,7 +76,7 @@ def _is_checkout() -> bool:
     try:
         origin = importlib.metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
     except importlib.metadata.PackageNotFoundError:
-        return (Path(__file__).parents[3] / "pyproject.toml").is_file()
+        return (CLONE / "pyproject.toml").is_file()
     return origin is not None and bool(json.loads(origin).get("dir_info", {}).get("editable"))
 
 

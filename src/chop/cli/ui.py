@@ -31,8 +31,10 @@ def ui(folder: str = "runs", /, *, port: int = 8321, browser: bool | None = None
     """
     from chop.report.ui.browser import has_desktop
     from chop.report.ui.server import serve
+    from chop.runs.interrupt import with_interruption_note
 
-    serve(Path(folder).expanduser(), port, has_desktop() if browser is None else browser)
+    with with_interruption_note(lambda: "the server has stopped."):
+        serve(Path(folder).expanduser(), port, has_desktop() if browser is None else browser)
 
 
 LOCAL_ONLY = (

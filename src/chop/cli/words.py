@@ -9,6 +9,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from chop.base.trust import TRUST
 from chop.cli.command import ALIASES, COMMANDS_WITH, load
 from chop.errors import MOST_NAMES, enumerate_names, named_options
 
@@ -80,7 +81,9 @@ def explain_option(ctx: Any, params: Sequence[Any], option: str) -> None:
         return
     if option and (others := _other_commands(option)):
         listed = enumerate_names(others, MOST_NAMES)
-        ctx.fail(f"No such option: {option}. Other commands have it: {listed}.")
+        names_code = option in ("--model", "--reference") and any(TRUST in p.opts for p in params)
+        way_out = f" To use code that a run names, pass {TRUST}." * names_code
+        ctx.fail(f"No such option: {option}. Other commands have it: {listed}.{way_out}")
 
 
 def note_missing_options(ctx: Any, message: str) -> str:

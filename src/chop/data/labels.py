@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from datasets import DatasetDict
 
 log = logging.getLogger(__name__)
-MAX_LISTED = 8
+MAX_LISTED = 10
 """Maximum number of classes that a message lists."""
 NUMBERED = "Classes are numbered in this order:"
 LEAST_SUSPICIOUS = 10
@@ -165,7 +165,7 @@ def with_numbered_labels(
     else:
         occurring = names
     wanted = order_classes(occurring, known or {}, is_closed=is_closed)
-    if is_closed and not is_text:
+    if not is_text:
         assume(f"{NUMBERED} {enumerate_names(wanted, MAX_LISTED)}.")
     if wanted == names and not is_text:
         return splits

@@ -210,9 +210,10 @@ def _way_out(workload: Workload, config: WorkloadConfig) -> str:
         )
     if workload.task.name == "regression":
         scaling += " (--label-mean and --label-std for labels that were standardized for training)"
+    order = " and their order (--class-names)" * bool(workload.class_names)
     longer = " longer" * bool(config.train_epochs)
     return rare + (
-        f"Check the weights, the labels and the preprocessing{scaling}, provide more rows, or "
-        f"train the model{longer} (--train-epochs); --force continues. In Python, chop.train.fit "
-        "trains it." + in_words(workload.assumptions)
+        f"Check the weights, the labels{order} and the preprocessing{scaling}, provide more "
+        f"rows, or train the model{longer} (--train-epochs); --force continues. In Python, "
+        "chop.train.fit trains it." + in_words(workload.assumptions)
     )

@@ -33,7 +33,7 @@ from chop.train.calibration import example_inputs
 from chop.train.feed import eval_mode
 from chop.train.model_io import LABELS, advise_inputs, input_columns, read_answers, read_output
 from chop.train.segmentation import SEGMENTATION
-from chop.train.tasks import CLASSIFICATION
+from chop.train.tasks import BINARY, CLASSIFICATION
 from chop.train.token_ids import check_token_ids
 from chop.train.unlabeled import takes_batch
 
@@ -258,6 +258,11 @@ def check_classes(
     with torch.no_grad(), torch.random.fork_rng(), eval_mode(model):
         answers = read_answers(model(**inputs), task, 1)
     if task.name == CLASSIFICATION.name and len(names) > answers.shape[-1]:
+        if (answers.shape[-1], len(names)) == (1, 2):
+            raise ConfigError(
+                f"the model returns one number per row, and the classes are {' and '.join(names)}: "
+                f"set --task to {BINARY}. A positive number then means {names[1]}."
+            )
         labels = splits[0].labels
         trained = (
             {*labels.flatten().tolist()} if isinstance(labels, Tensor) else {*range(len(names))}

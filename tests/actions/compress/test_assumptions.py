@@ -3,6 +3,7 @@
 import csv
 import json
 import pathlib
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +17,8 @@ from chop.actions.compress.doubts import note_doubts, note_large_drop, note_test
 from chop.actions.compress.job import CompressConfig, compress
 from chop.actions.compress.table import Candidate, Row
 from chop.actions.emit.lower import LowerConfig, lower
-from chop.actions.idle_training import note_idle_training
+from chop.actions.idle_training import assume_rate
+from chop.actions.sweep.verdict import note_weak_training
 from chop.base.notices import collected_assumptions
 from chop.data import load_dataset
 from chop.data.catalogue import describe_dataset
@@ -24,6 +26,7 @@ from chop.errors import ConfigError
 from chop.report.document import read_document
 from chop.train import Metric, fit
 from chop.train.intervals import Score
+from chop.train.tasks import CLASSIFICATION
 from chop.workloads.load import load_workload
 from chop.workloads.pictures import get_preprocessing
 from chop.workloads.settings import WorkloadConfig
@@ -220,15 +223,36 @@ def test_training_without_effect_is_reported_with_a_way_out(rounded, trained, is
     ] * is_idle
 
 
-@pytest.mark.parametrize(("after", "is_idle"), [([0.9, 0.4, 0.3], True), ([0.9, 0.5, 0.3], False)])
-def test_a_sweep_whose_training_changed_nothing_says_so(after, is_idle):
+@pytest.mark.parametrize(
+    ("after", "told"),
+    [
+        ([0.9, 0.4, 0.3], "all 2 points below float"),
+        ([0.9, 0.5, 0.2], r"no point within 1.00 percentage points of float.* \(--qat-lr\)"),
+        ([0.8, 0.895, 0.3], None),
+    ],
+)
+def test_a_sweep_whose_training_helped_no_point_says_so(after, told):
     rows = [
         {"float": 0.9, "PTQ": before, "QAT": now}
         for before, now in zip([0.9, 0.4, 0.3], after, strict=True)
     ]
     with collected_assumptions() as assumed:
-        note_idle_training(rows, ("PTQ", "QAT"), "accuracy", "qat")
-    assert ["all 2 points below float" in each.text for each in assumed] == [True] * is_idle
+        note_weak_training(rows, ("PTQ", "QAT"), CLASSIFICATION.metric, "qat")
+    assert [bool(re.search(told, each.text)) for each in assumed] == [True] * (told is not None)
+
+
+@pytest.mark.parametrize(
+    ("training", "lr", "told"),
+    [
+        ({"epochs": 2, "lr": 1e-4}, None, "2 epochs at a peak learning rate of 0.0001 .*-lr"),
+        ({"epochs": 2, "lr": 1e-4}, 1e-4, None),
+        ({"epochs": 0, "lr": 1e-4}, None, None),
+    ],
+)
+def test_the_default_rate_of_training_is_an_assumption(training, lr, told):
+    with collected_assumptions() as assumed:
+        assume_rate(training, lr, "finetune")
+    assert [bool(re.search(told, each.text)) for each in assumed] == [True] * (told is not None)
 
 
 @pytest.mark.parametrize(

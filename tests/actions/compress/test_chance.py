@@ -119,6 +119,8 @@ def test_what_was_assumed_of_the_inputs_is_the_first_suspicion():
     assumed = [Assumption("column 'city' is not used"), Assumption("split off", SPLIT_OFF)]
     with pytest.raises(ConfigError, match=r"trains it. Assumed: column 'city' is not used.$"):
         check_float_model(replace(workload, assumptions=assumed), LowerConfig())
+    with pytest.raises(ConfigError, match=r"the labels and their order \(--class-names\)"):
+        check_float_model(replace(workload, class_names=("cat", "dog")), LowerConfig())
 
 
 def test_the_sentence_has_the_numbers():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from chop.actions.bench.ways import (
     COMMANDS,
     COMPILED,
     NO_FORM,
+    ONNX,
     ONNXRUNTIME,
     SAVED,
     Engine,
@@ -23,6 +25,7 @@ from chop.actions.bench.ways import (
     in_folder,
     make_peers,
 )
+from chop.base.trust import confirmation
 from chop.errors import ConfigError
 from chop.ir.graph import MaseGraph
 from chop.report.report import Block, Cell, Table, Tile
@@ -304,13 +307,20 @@ def describe_fastest(
     if best is None:
         return ""
     texts = [f"Fastest: {best.name}, {best.times()}."]
-    texts += [] if folder is None else [f"To run it: {in_folder(COMMANDS[best.name], folder)}."]
+    texts += [] if folder is None else [f"To run it: {_run_command(best.name, folder, model)}."]
     texts += [] if best.is_faster else [no_gain(rounds_inputs, missing, folder, model)]
     if wrong := _wrong(rows):
         texts.append(
             f"Excluded because their outputs differ from the saved model's: {', '.join(wrong)}."
         )
     return " ".join(texts)
+
+
+def _run_command(name: str, folder: Path, model: str) -> str:
+    """Returns code that runs a backend, or the command that writes its file if there is none."""
+    if name in BACKENDS and BACKENDS[name].is_onnx and not Path(in_folder(ONNX, folder)).exists():
+        return f"chop export {shlex.quote(str(folder))} --to onnx{confirmation(model)}"
+    return in_folder(COMMANDS[name], folder)
 
 
 def no_gain(

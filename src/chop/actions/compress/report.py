@@ -269,9 +269,11 @@ def _format_sizes(result: Mapping[str, Any]) -> str:
 def smaller(ratio: float) -> str:
     """Formats a ratio of sizes in words.
 
-    >>> smaller(6.28), smaller(0.8)
-    ('6.3x smaller', '1.2x larger')
+    >>> smaller(6.28), smaller(0.8), smaller(0.99)
+    ('6.3x smaller', '1.2x larger', 'about the same size')
     """
+    if f"{max(ratio, 1 / ratio):.1f}" == "1.0":
+        return "about the same size"
     return f"{ratio:.1f}x smaller" if ratio >= 1 else f"{1 / ratio:.1f}x larger"
 
 

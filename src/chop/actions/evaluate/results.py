@@ -165,10 +165,8 @@ def _about_rows(evaluation: Evaluation, workload: Workload) -> str:
         return f"Scored by {workload.judge.title}: " + (
             count if rows.rows else "one number, without a confidence interval."
         )
-    parts = [
-        f"{_counted(rows, workload)} with {rows.answers:,} answers; {LEVEL_TEXT} confidence "
-        "intervals over rows."
-    ]
+    answers = f" with {rows.answers:,} answers" * (rows.answers != rows.rows)
+    parts = [f"{_counted(rows, workload)}{answers}; {LEVEL_TEXT} confidence intervals over rows."]
     if rows.kl is not None:
         parts.append(
             "KL divergence: mean over answers of KL(float || model) in nats. Same answer: share of "

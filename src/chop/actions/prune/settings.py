@@ -35,7 +35,8 @@ class PruneDecoderConfig(DistillConfig, WorkloadConfig):
         calibration_rows: number of training rows that rank layers, channels and heads.
         finetune_epochs: epochs of training after pruning. Default: 0; with `distill` 15 for
             built-in models, else 1.
-        finetune_lr: peak learning rate of that training. Default: by model and number of epochs.
+        finetune_lr: peak learning rate of that training. Default: 1e-4; for built-in models 3e-3,
+            and less for fewer than 15 epochs.
 
     The other settings are those of `DistillConfig` and `WorkloadConfig`.
     """

@@ -56,7 +56,7 @@ def show_search(storage: str, name: str | None = None) -> Result:
     ]
     print_table(f"study {study['name']}", counts)
     best = result.front if len(result.front) > 1 else result.ranked[:TOP]
-    kind = "Pareto front" if len(result.front) > 1 else "the best trial"
+    kind = "Pareto front" if len(result.front) > 1 else "trials, best first"
     print_table(kind, [_trial_row(trial, result) for trial in best])
     failed = [{"trial": t.number, "reason": t.note, **t.config} for t in result.failed[:TOP]]
     print_table("failed", failed)

@@ -160,7 +160,8 @@ class PrecisionConfig(JudgedConfig, DistillConfig, CircuitOptions, FormatSetting
         search_rows: maximum number of validation rows that measure trials. Training rows are used
             if there are fewer than 100 validation rows and nothing is trained.
         epochs: epochs of QAT in each trial. All trials start from the same weights; 0 measures PTQ.
-        lr: peak learning rate of QAT. Default: by model and number of epochs.
+        lr: peak learning rate of QAT. Default: 1e-4; for built-in models 3e-3,
+            and less for fewer than 15 epochs.
 
     The other settings are those of `JudgedConfig`, `DistillConfig`, `CircuitOptions`,
     `FormatSettings` and `SearchConfig`.

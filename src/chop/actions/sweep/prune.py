@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from chop import passes
-from chop.actions.idle_training import note_idle_training
+from chop.actions.idle_training import assume_rate
 from chop.actions.job import Job, Output, load_checked, run_job
 from chop.actions.next_steps import steps_after_pruning
 from chop.actions.starting_run import config_of_run
 from chop.actions.sweep.experiment import FLOAT, JOURNAL, START, Experiment, Results, Sweep
 from chop.actions.sweep.settings import PruneSetting, PruneSweepConfig
 from chop.actions.sweep.start import find_start
-from chop.actions.sweep.verdict import with_verdict
+from chop.actions.sweep.verdict import note_weak_training, with_verdict
 from chop.errors import ConfigError
 from chop.ir.batches import select_inputs
 from chop.ir.graph import MaseGraph
@@ -85,7 +85,7 @@ def _sweep(
     metric, settings = workload.task.metric, config.settings()
     results = Sweep(_experiment(config, workload), workload).measure(settings, config.out)
     rows = [_row(config, results, setting, metric.name) for setting in settings]
-    note_idle_training(rows, STAGES, metric.name, "finetune")
+    note_weak_training(rows, STAGES, metric, "finetune")
     columns = dict.fromkeys((FLOAT, START, *STAGES), metric)
     heading = f"{workload.title}: {metric.name} against sparsity"
     note = ", ".join(f"{name} {metric.format_value(rows[0][name])}" for name in _bases(rows))
@@ -121,6 +121,8 @@ def _unprinted(config: PruneSweepConfig) -> tuple[str, ...]:
 
 def _experiment(config: PruneSweepConfig, workload: Workload) -> Experiment[PruneSetting]:
     rows = config.calibration_rows
+    training = workload.tuning(config.finetune_epochs, config.finetune_lr, config)
+    assume_rate(training, config.finetune_lr, "finetune")
 
     def pruned(mg: MaseGraph, setting: PruneSetting, seed: int) -> MaseGraph:
         batches = calibration_batches(mg.model, workload.train, rows=rows, with_labels=True)
@@ -140,7 +142,7 @@ def _experiment(config: PruneSweepConfig, workload: Workload) -> Experiment[Prun
             "calibration_rows": rows,
         },
         label=_label,
-        training=workload.tuning(config.finetune_epochs, config.finetune_lr, config),
+        training=training,
         seeds=tuple(range(config.seed, config.seed + config.seeds)),
         start=find_start(config, workload),
     )

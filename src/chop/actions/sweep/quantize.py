@@ -8,7 +8,6 @@ from typing import Any
 
 from rich import get_console
 
-from chop.actions.idle_training import note_idle_training
 from chop.actions.job import Job, Output, load_checked, run_job
 from chop.actions.next_steps import steps_after_sweep
 from chop.actions.sweep.experiment import FLOAT, JOURNAL, Sweep
@@ -23,7 +22,7 @@ from chop.actions.sweep.rounding import (
 )
 from chop.actions.sweep.settings import DERIVED, HALF, QuantizeSweepConfig
 from chop.actions.sweep.split_widths import sweep_split_widths
-from chop.actions.sweep.verdict import with_verdict
+from chop.actions.sweep.verdict import note_weak_training, with_verdict
 from chop.report.charts.accuracy import Curve, accuracy_charts
 from chop.report.charts.heat_map import heat_map_charts
 from chop.report.measured import TIMES, MeasuredTable, list_points, report_of_tables
@@ -86,7 +85,7 @@ def _sweep_widths(config: QuantizeSweepConfig, workload: Workload) -> Report[lis
         {"width": width, "frac_width": frac, **get_row(results, (width, frac), workload)}
         for width, frac in settings
     ]
-    note_idle_training(rows, STAGES, metric.name, "qat")
+    note_weak_training(rows, STAGES, metric, "qat")
     heading = f"{title}: {metric.name} against width"
     columns = dict.fromkeys((FLOAT, *STAGES), metric)
     table = MeasuredTable(heading, rows, columns, workload.about_test, UNPRINTED, TIMES)

@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from chop.actions.compress.ptq import quantize_after_training
+from chop.actions.idle_training import assume_rate
 from chop.actions.sweep.experiment import FLOAT, Experiment, Results
 from chop.actions.sweep.settings import QuantizeSweepConfig
 from chop.formats import Integer
@@ -32,6 +33,9 @@ def build_rounding(config: QuantizeSweepConfig, workload: Workload) -> Experimen
     operators = relevant_operators(workload.model, config.operators)
     depends = {"operators": operators, "calibration_rows": config.calibration_rows}
 
+    training = workload.tuning(config.qat_epochs, config.qat_lr, config)
+    assume_rate(training, config.qat_lr, "qat")
+
     def rounded(mg: MaseGraph, setting: Setting, seed: int) -> MaseGraph:
         number_format = Integer(*setting)  # type: ignore[arg-type]
         return quantize_after_training(
@@ -52,7 +56,7 @@ def build_rounding(config: QuantizeSweepConfig, workload: Workload) -> Experimen
         described=lambda setting: ("bits",),
         get_settings=lambda setting, seed: {**depends, "format": setting},
         label=lambda setting: f"{setting[0]}.{setting[1]}",
-        training=workload.tuning(config.qat_epochs, config.qat_lr, config),
+        training=training,
         seeds=tuple(range(config.seed, config.seed + config.seeds)),
     )
 

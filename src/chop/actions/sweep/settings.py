@@ -191,7 +191,8 @@ class PruneSweepConfig(JudgedConfig, DistillConfig, WorkloadConfig):
             weight.
         finetune_epochs: epochs of fine-tuning after pruning. With 0 only pruning is measured.
             Default: 15 for built-in models, else 1.
-        finetune_lr: peak learning rate of fine-tuning. Default: by model and number of epochs.
+        finetune_lr: peak learning rate of fine-tuning. Default: 1e-4; for built-in models 3e-3,
+            and less for fewer than 15 epochs.
         calibration_rows: training rows for the scores that need data.
         seeds: number of seeds of random pruning and fine-tuning. They begin with `seed`; tables and
             figures have their mean and range.

@@ -7,7 +7,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from chop.actions.idle_training import describe_idle_training
 from chop.actions.sweep.experiment import FLOAT
+from chop.base.notices import assume
 from chop.report.report import Cell, Report, Tile
 from chop.runs import Outcome
 from chop.train import Metric
@@ -70,6 +72,33 @@ def with_verdict(
         bits=None if row is None else row.get("bits"),
     )
     return dataclasses.replace(report, verdict=verdict, tiles=[first, *tiles], outcome=outcome)
+
+
+def note_weak_training(
+    rows: Sequence[Mapping[str, Any]], stages: tuple[str, str], metric: Metric, options: str
+) -> None:
+    """Records an assumption if training changed no score, or brought none near the float model.
+
+    Points with the score of the float model have nothing to regain, and do not count.
+
+    Args:
+        rows: rows of a sweep, with `float` and the stages.
+        stages: column before and after training.
+        metric: metric of the task.
+        options: prefix of the options of training, qat or finetune.
+    """
+    before, after = stages
+    lossy = [row for row in rows if after in row and row[before] != row[FLOAT]]
+    if not lossy:
+        return
+    if all(row[before] == row[after] for row in lossy):
+        settings = f"all {len(lossy)} points below float" if len(lossy) > 1 else "the point"
+        assume(describe_idle_training(metric.name, settings, options))
+    elif not any(metric.within(row[after], row[FLOAT], LOSS) for row in lossy):
+        assume(
+            f"Training brought no point within {metric.format_drop(LOSS)} of float. Try more "
+            f"epochs (--{options}-epochs) or a higher rate (--{options}-lr)."
+        )
 
 
 def _farthest(
