@@ -8,7 +8,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from chop.actions.doctor import OK, OPTIONAL, WRONG, _instructions, _part, _products, examine
+from chop.actions.doctor import (
+    OK,
+    OPTIONAL,
+    WRONG,
+    _cpu_kernels,
+    _instructions,
+    _part,
+    _products,
+    examine,
+)
 from chop.base.installed import how_to_get
 from chop.errors import ConfigError
 from chop.kernels.cpu import build, crossovers
@@ -21,6 +30,15 @@ def test_doctor_finds_what_is_here():
     assert findings["python"].state == findings["import chop"].state == OK
     assert not any(finding.is_fatal for finding in findings.values())
     assert how_to_get("gguf") in findings["gguf"].detail or findings["gguf"].state == OK
+
+
+@pytest.mark.parametrize("is_ready", [False, True])
+def test_doctor_says_that_it_compiles(is_ready, monkeypatch, capsys):
+    monkeypatch.setattr("chop.base.native.compiler", lambda: "c++")
+    monkeypatch.setattr(build, "is_ready", lambda: is_ready)
+    monkeypatch.setattr(build, "library", lambda: build.Build(object(), "path"))
+    assert _cpu_kernels().state == OK
+    assert ("compiling" in capsys.readouterr().out) == (not is_ready)
 
 
 def test_a_program_of_the_system_serves_as_the_optional_part(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """Registries of names that other packages extend, by entry points and by imports."""
 
+import re
 import subprocess
 import sys
 from importlib import metadata
@@ -19,7 +20,7 @@ from chop.base.plugins import (
 from chop.base.plugins import files as plugin_files
 from chop.cli.app import app
 from chop.cli.settings_file import read_settings
-from chop.errors import CheckpointError, ConfigError
+from chop.errors import CheckpointError, ConfigError, options_in_messages
 from chop.formats import REGISTRY, formats, get_format, parse_format
 from chop.search.registry import SAMPLERS, SamplerRow, sampler_row
 from chop.workloads.settings import WorkloadConfig
@@ -124,8 +125,11 @@ def test_no_metadata_is_read_by_an_import():
 
 
 def test_a_format_of_a_module_is_not_to_be_installed():
-    with pytest.raises(PluginError, match="from the module mymodule, .* pass --import mymodule"):
+    remedy = r"import it in Python, or pass --import mymodule\.?$"
+    with pytest.raises(PluginError, match=f"from the module mymodule, .* {remedy}") as refused:
         parse_format({"name": "plain", "package": "mymodule", "width": 4})
+    with options_in_messages(False):
+        assert re.search(remedy, str(refused.value))
     with pytest.raises(PluginError, match="from the package mypkg 0.3, .*: pip install mypkg"):
         parse_format({"name": "plain", "package": "mypkg 0.3", "width": 4})
 

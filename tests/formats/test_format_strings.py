@@ -48,6 +48,7 @@ def test_short_forms():
         ("fp8_e4m3", "did you mean fp8, mxfp or minifloat_ieee"),
         ("exponent_width=2", "write fields after the name and ':'"),
         ("mxint:widht=4", "did you mean 'width'"),
+        ("integer:width=4", "'frac_width': write 4.auto, or integer:width=4:frac_width=auto"),
         ("mxint4:width=6", "'width' is given twice"),
         ("mxint:name=nvfp4", "'name' is given twice"),
     ],

@@ -60,6 +60,30 @@ def test_a_format_of_a_table_obeys_the_laws():
         del REGISTRY["codebook_of_a_test"]
 
 
+def test_a_negative_zero_becomes_a_zero():
+    x = torch.tensor([-0.2, 0.0, 0.2], dtype=torch.float64)
+    for table in ((0.0, 1.0, -1.0, -0.0), (-0.0, 1.0, -1.0, 0.0)):
+        element = LookupTable(table, 2)
+        y = element.round(x)
+        assert y.tolist() == [0.0] * 3 and not y.signbit().any()
+        assert element.codes(y).tolist() == [0] * 3 and str(element.table).count("-0.0") == 0
+
+
+def test_an_error_of_a_table_names_the_format():
+    @dataclass(frozen=True)
+    class Short(NumberFormat):
+        name: ClassVar[str] = "short_codebook_of_a_test"
+
+        def layout(self):
+            return Layout(LookupTable((0.0, 1.0, -1.0), 2))
+
+    try:
+        with pytest.raises(ConfigError, match="^number format 'short_.*': LookupTable: .* Repeat"):
+            Short()
+    finally:
+        del REGISTRY["short_codebook_of_a_test"]
+
+
 @pytest.mark.parametrize(
     ("table", "why"),
     [

@@ -210,9 +210,13 @@ def _compiler() -> Finding:
 
 
 def _cpu_kernels() -> Finding:
-    """Checks the CPU kernels; compiles them first if needed, which takes seconds."""
-    from chop.kernels.cpu.build import library
+    """Checks the CPU kernels; compiles them first if needed, which takes seconds to minutes."""
+    from chop.base.native import compiler
+    from chop.kernels.cpu.build import is_ready, library
+    from chop.report.report import announce
 
+    if compiler() and not is_ready():
+        announce("CPU kernels", "compiling them, once for this machine; this may take minutes")
     build = library()
     detail = build.detail if build.library else None
     return _optional(

@@ -86,7 +86,10 @@ class NumberFormat(Quantizer):
         self.validate()
         fields = dataclasses.asdict(self)  # type: ignore[call-overload]
         object.__setattr__(self, "key", json.dumps({"name": self.name, **fields}))
-        layout = self.layout() if self.is_fitted else None
+        try:
+            layout = self.layout() if self.is_fitted else None
+        except ConfigError as error:  # of an element or a scaling, which do not know the format
+            raise ConfigError(f"number format '{self.name}': {error}") from error
         if not isinstance(layout, Layout | None):
             raise ConfigError(f"{self.name}.layout(): expected a Layout, got {describe(layout)}.")
         # An infinity is counted by no statistic, but may make its group NaN.

@@ -86,6 +86,12 @@ def parse_format_string(text: str) -> NumberFormat:
         if given.count(field) > 1:
             raise ConfigError(f"format '{text}': '{field}' is given twice.")
     settings = {field: _parse_value(value) for field, _, value in pairs}
+    if name in (Integer.name, *Integer.aliases) and settings.keys() == {"width"}:
+        width = settings["width"]
+        raise ConfigError(
+            f"format '{text}': missing key 'frac_width': write {width}.auto, or "
+            f"{name}:width={width}:frac_width=auto."
+        )
     return parse_format({"name": name, **settings}, f"format '{text}'")
 
 

@@ -112,6 +112,15 @@ def same(a: Tensor, b: Tensor) -> bool:
     return a.dtype == b.dtype and bool((both | equal).all())
 
 
+def describe_difference(x: Tensor, got: Tensor, expected: Tensor) -> str:
+    """Describes the first difference between results for the same values, bit by bit."""
+    if got.dtype != expected.dtype:
+        return f"got {got.dtype}, expected {expected.dtype}"
+    columns = zip(*(each.flatten() for each in (x, got, expected)), strict=True)
+    value, first, second = next(each for each in columns if not same(*each[1:]))
+    return f"got {first:g}, expected {second:g}, for {value:g} in {x.dtype}"
+
+
 @check(has_its_own_values_as_fixed_points)
 def rounding_is_idempotent(fmt: NumberFormat) -> None:
     """Rounding rounded values does not change them."""
@@ -124,7 +133,7 @@ def rounding_is_idempotent(fmt: NumberFormat) -> None:
     ):  # its other sign, which only zeros show
         assert torch.equal(again, y)
     else:
-        assert same(again, y)
+        assert same(again, y), f"round(round(x)): {describe_difference(y, again, y)}"
 
 
 @check(is_monotone)
@@ -225,7 +234,9 @@ def decode_inverts_encode(fmt: NumberFormat) -> None:
         torch.manual_seed(0)
         rounded = fmt.round(x)
         decoded = fmt.decode(encoded)
-        assert same(decoded, rounded)
+        assert same(decoded, rounded), (
+            f"decode(encode(x)): {describe_difference(x, decoded, rounded)}"
+        )
         assert decoded.dtype == dtype and not decoded.requires_grad
         if not fmt.is_identity:
             spare = encoded.size_bytes - fmt.bits(x.shape) * x.numel() / 8
@@ -239,7 +250,8 @@ def narrow_inputs_are_rounded_as_wide_ones(fmt: NumberFormat) -> None:
         x = values(dtype=dtype)
         wide, limits = fmt.round(x.double()), torch.finfo(dtype)
         expected = wide if fmt.is_identity else wide.clamp(limits.min, limits.max)
-        assert same(fmt.round(x), expected.to(dtype))
+        y, expected = fmt.round(x), expected.to(dtype)
+        assert same(y, expected), describe_difference(x, y, expected)
 
 
 @check()

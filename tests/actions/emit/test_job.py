@@ -15,7 +15,7 @@ from chop import runs
 from chop.actions.emit.job import emit
 from chop.actions.emit.lower import accuracy_sentence
 from chop.actions.emit.page import build_tiles, dataflow_chart, utilization_chart
-from chop.actions.emit.report import _placed_sentence, _sentence
+from chop.actions.emit.report import _blocks, _placed_sentence, _sentence, _warnings
 from chop.actions.emit.settings import EmitConfig
 from chop.actions.emit.timing import circuit_timing
 from chop.base.files.locks import LOCK_FILE
@@ -25,6 +25,7 @@ from chop.hardware.costs.synth import synthesize
 from chop.hardware.design.emit import emit as emit_design
 from chop.ir.graph import MaseGraph
 from chop.report.document import read_document
+from chop.report.report import Note
 from chop.workloads.workload import Workload
 from tests.actions.emit.circuits import SETTINGS, workload
 from tests.networks import Made
@@ -114,11 +115,34 @@ def test_latency_is_told_in_cycles_and_in_microseconds(emitted):
     assert abs(timing["planned_latency_cycles"] - first["latency"]) <= 0.05 * first["latency"]
     stalled = {row["profile"]: row["latency"] for row in result["verification"][1:4]}
     assert timing["stalled_latency_cycles"] == stalled and min(stalled.values()) >= first["latency"]
-    assert f"| latency, stalls: slow reader | {stalled['slow_reader']} | " in read(out, "report.md")
+    report = read(out, "report.md")
+    assert f"| latency, stalls: slow reader | {stalled['slow_reader']} | " in report
+    assert stalled["bursts"] == first["latency"] and "latency, stalls: bursts" not in report
+
     placed = circuit_timing(
         emit_design(MaseGraph.from_checkpoint(out / "model"), 12), [first], PLACED, 1
     )
     assert placed["latency_us"] == first["latency"] / 147.06 and placed["is_placed"]
+
+
+@pytest.mark.parametrize("device, is_other", [("ecp5-25", True), ("xc7a100t", False)])
+def test_counts_for_another_family_than_the_device_say_so(device, is_other, emitted):
+    result = {**emitted[1], "resources": [{"module": "all", "lut": 3}]}
+    result |= {"config": {**result["config"], "device": device}}
+    design = emit_design(MaseGraph.from_checkpoint(emitted[0] / "model"), 12)
+    texts = [block.text for block in _blocks("points", result, design) if isinstance(block, Note)]
+    assert any(f"These numbers are not for {device}." in text for text in texts) == is_other
+
+
+def test_stalls_without_effect_are_mentioned(emitted):
+    result = emitted[1]
+    assert not _warnings(result)
+    none, uniform, slow, bursts, *icarus = result["verification"]
+    rows = [none, uniform, slow, {**bursts, "cycles": none["cycles"]}, *icarus]
+    (warning,) = _warnings({**result, "verification": rows})
+    assert warning.startswith(
+        f"Stalls 'bursts' had no effect in verilator: the simulation took {none['cycles']} cycles"
+    )
 
 
 def test_a_bottleneck_is_marked_only_where_there_is_one(emitted):

@@ -1,4 +1,5 @@
 import contextlib
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -195,6 +196,27 @@ def test_export_writes_what_compress_reads(begun, tmp_path):
     other = result.measured[0]
     export_best(str(begun), tmp_path / "other.toml", trial=other.number)
     assert load_toml(tmp_path / "other.toml")["layers"]["fc0"]["weight"] == other.config["fc0"]
+
+
+@pytest.mark.parametrize(
+    "source, comment",
+    [
+        ("mypkg 0.3", "# Formats of other packages: pip install mypkg"),
+        ("myfmt", "# Formats of modules: import them, --import myfmt"),
+    ],
+)
+def test_an_exported_file_says_where_its_formats_are_from(
+    source, comment, toy, begun, tmp_path, monkeypatch
+):
+    names = {"formats": {"integer": source, "mxint": "unused 1.0"}}
+    monkeypatch.setattr("chop.actions.search.manage.names_in_use", lambda: names)
+    export_best(str(begun), tmp_path / "plain.toml")
+    assert "Formats of" not in (tmp_path / "plain.toml").read_text()
+    texts = {"model": "", "formats": ["integer:width=4,frac_width=2"]}
+    job = dataclasses.replace(toy, export=lambda *_: texts)
+    monkeypatch.setattr(sys.modules["toy_job"], "JOB", job)
+    export_best(str(begun), tmp_path / "best.toml")
+    assert (tmp_path / "best.toml").read_text().splitlines()[1] == comment
 
 
 def test_toml_is_read_back(tmp_path):

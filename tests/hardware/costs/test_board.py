@@ -171,6 +171,8 @@ def test_the_makefile_synthesizes(device, written):
     netlist = json.loads((written / "board/build/chop_skid.json").read_text())
     module = netlist["modules"]["chop_skid"]
     kinds = {cell["type"] for cell in module["cells"].values()}
+    statistics = (written / "board/build/chop_skid.txt").read_text()
+    assert f"Number of cells: {len(module['cells'])}" in " ".join(statistics.split())
     assert any(kind.startswith("TRELLIS" if device == "ecp5-25" else "SB_DFF") for kind in kinds)
     found = [
         f"{name}[{bit}]" if len(port["bits"]) > 1 else name

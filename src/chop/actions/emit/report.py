@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from chop.actions.emit.settings import EmitConfig
 from chop.actions.emit.timing import timing_blocks
 from chop.actions.next_steps import steps_after_emit
 from chop.hardware.check.project import BOARD
-from chop.hardware.costs.devices import parse_device
+from chop.hardware.costs.devices import XC7, parse_device
 from chop.hardware.costs.estimate import describe_estimate
 from chop.hardware.costs.synth import RESOURCES
 from chop.hardware.design.design import Design
@@ -100,7 +100,8 @@ def _blocks(title: str, result: Mapping[str, Any], design: Design) -> list[Block
     blocks += fifo_blocks(result)
     if result["resources"]:
         blocks += [Heading("Resources"), Note(RESOURCES, is_printed=False)]
-        blocks += [Table("Counted by Yosys", result["resources"], is_printed=False)]
+        blocks += _other_family(result["config"]["device"])
+        blocks += [Table("Counted by Yosys for 7 series", result["resources"], is_printed=False)]
     if result["device"]:
         blocks += [Heading(f"Estimated for {result['config']['device']}")]
         estimated = describe_estimate(parse_device(result["config"]["device"]).family.title)
@@ -112,6 +113,19 @@ def _blocks(title: str, result: Mapping[str, Any], design: Design) -> list[Block
         blocks += [Table("Used after routing", used, is_printed=False)]
     components = Table("Lanes and cycles by component", _component_rows(result), is_printed=False)
     return [*blocks, Heading("Components"), components]
+
+
+def _other_family(device: str | None) -> list[Block]:
+    """Returns a note if Yosys' counts are for another family than that of the device."""
+    if device is None or parse_device(device).family is XC7:
+        return []
+    return [
+        Note(
+            f"These numbers are not for {device}. Its estimate follows below. In the output "
+            f"folder, 'make -C {BOARD} synth' writes Yosys' counts for it to {BOARD}/build.",
+            is_printed=False,
+        )
+    ]
 
 
 def _placed_sentence(placement: Mapping[str, Any]) -> str:
@@ -201,7 +215,7 @@ def _proven(result: Mapping[str, Any]) -> str:
 
 
 def _warnings(result: Mapping[str, Any]) -> list[str]:
-    """Returns warnings: missing counts, a slower circuit than planned, undecided folds."""
+    """Returns warnings: missing counts, a slower circuit than planned, idle stalls, open folds."""
     texts = []
     if result.get("uncounted"):
         texts.append(
@@ -221,4 +235,16 @@ def _warnings(result: Mapping[str, Any]) -> list[str]:
             f"The circuit takes {measured:,.1f} cycles between samples instead of the planned "
             f"{planned:,}: a FIFO is too short for full speed."
         )
-    return texts
+    return [*texts, *_idle_stalls(result["verification"])]
+
+
+def _idle_stalls(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns a warning for each simulation with the cycles of the one without stalls."""
+    cycles = {row["simulator"]: row["cycles"] for row in rows if row["profile"] == "none"}
+    return [
+        f"Stalls '{row['profile'].replace('_', ' ')}' had no effect in {row['simulator']}: the "
+        f"simulation took {row['cycles']:,} cycles, as it did without stalls. More samples make it "
+        "longer."
+        for row in rows
+        if row["profile"] != "none" and row["cycles"] == cycles.get(row["simulator"])
+    ]

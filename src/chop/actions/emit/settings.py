@@ -25,8 +25,9 @@ class EmitConfig(LoweringConfig):
             estimates: lookup tables and flip-flops are within 20 % in most compared designs.
             Default: with place and without fold the device of place; else none, with one fold for
             all.
-        samples: number of test rows to simulate. Each runs under every stall profile. With decode,
-            a row is a text, and each of its tokens is a sample of the circuit. Default: all.
+        samples: number of test rows to simulate. They are evenly spread over all, and each runs
+            under every stall profile. With decode, a row is a text, and each of its tokens is a
+            sample of the circuit. Default: all.
         icarus_samples: number of these that Icarus also simulates; 0 for none.
         shrink_fifos: make FIFOs as short as the samples allow. Each gets the depth that it used
             with evenly spaced samples plus a margin, never more than planned, and the circuit is

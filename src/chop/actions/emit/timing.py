@@ -55,7 +55,10 @@ def _clock_text(timing: Mapping[str, Any]) -> str:
 
 
 def timing_blocks(timing: Mapping[str, Any]) -> list[Block]:
-    """Returns the table of latency and interval with its heading."""
+    """Returns the table of latency and interval with its heading.
+
+    Stall profiles that did not delay the first sample have no row.
+    """
     rows: list[dict[str, Any]] = [
         {
             "time": name,
@@ -73,6 +76,7 @@ def timing_blocks(timing: Mapping[str, Any]) -> list[Block]:
             "microseconds": Cell.of(cycles / timing["clock_mhz"], ",.4g"),
         }
         for profile, cycles in timing["stalled_latency_cycles"].items()
+        if cycles != timing["latency_cycles"]
     ]
     return [Heading("Timing"), Table(f"Timing at {_clock_text(timing)}", rows), _note(timing)]
 

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import itertools
 import os
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -30,6 +31,7 @@ from chop.base.tables import print_table, printable
 from chop.base.trust import check_code, check_place, is_allowed_place, options_naming
 from chop.config import parse
 from chop.errors import ConfigError, enumerate_names
+from chop.formats import get_format
 from chop.kernels.matmul_precision import matmul_precision
 from chop.runs.interrupt import with_interruption_note
 from chop.search import Result, Search, TrialRecord
@@ -139,13 +141,11 @@ def export_best(
     job, config = _rebuilt(study, {}, command, writes=False)
     with _writable(config) as out:
         settings = job.export(dataclasses.replace(config, out=out), chosen.config)
+    sources = _format_sources(dump_toml(settings))
     settings = {**import_setting(), **settings}
     values = ", ".join(f"{name} {value:.6g}" for name, value in chosen.values.items())
     comment = printable(f"# Trial {chosen.number} of study {study['name']}: {values}")
-    needs = {x.partition(" ")[0] for x in names_in_use().get("formats", {}).values()}
-    if needs:  # formats are the only names from packages in such a file
-        comment = f"{comment}\n# Formats of other packages: pip install {' '.join(sorted(needs))}"
-    write_text(path, f"{comment}\n{dump_toml(settings)}")
+    write_text(path, f"{comment}\n{sources}{dump_toml(settings)}")
     more = f"{import_options()}{options_naming(vars(config))}"
     file = shlex.quote(str(path))
     line = (
@@ -153,6 +153,23 @@ def export_best(
     )
     Console().print(line, markup=False, soft_wrap=True)
     return settings
+
+
+def _format_sources(text: str) -> str:
+    """Returns TOML comments on how to get the formats of packages and modules that a text names.
+
+    Formats are the only names from packages in such a file.
+    """
+    sources = {
+        source
+        for name, source in names_in_use().get("formats", {}).items()
+        if any(re.search(rf"\b{re.escape(x)}\b", text) for x in (name, *get_format(name).aliases))
+    }
+    packages = sorted(source.partition(" ")[0] for source in sources if " " in source)
+    modules = sorted(source for source in sources if " " not in source)
+    install = f"# Formats of other packages: pip install {' '.join(packages)}\n"
+    add = f"# Formats of modules: import them, --import {' --import '.join(modules)}\n"
+    return install * bool(packages) + add * bool(modules)
 
 
 @contextlib.contextmanager

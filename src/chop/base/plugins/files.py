@@ -47,17 +47,16 @@ def missing(package: str) -> str:
 
     >>> missing("mypkg 0.3")
     'is from the package mypkg 0.3, which is not installed: pip install mypkg'
-    >>> missing("mymodule")
-    'is from the module mymodule, which is not imported: import it, or pass --import mymodule'
+    >>> missing("mymodule").partition(": ")[2]
+    'import it in Python, or pass --import mymodule'
 
     Args:
         package: result of `get_package`. A module outside of packages has no version.
     """
     name, _, made = package.partition(" ")
     if not made:
-        return (
-            f"is from the module {name}, which is not imported: import it, or pass --import {name}"
-        )
+        way_out = f"import it in Python, or pass --import {name}"
+        return f"is from the module {name}, which is not imported: {way_out}"
     if (here := _installed_version(name)) is None:
         return f"is from the package {package}, which is not installed: pip install {name}"
     if here == made:

@@ -21,7 +21,8 @@ class LookupTable(Element):
     """Any 2^width numbers. Values become the nearest one; of two, the lower one.
 
     Attributes:
-        table: number of each code, float32, including zero. Numbers can be repeated.
+        table: number of each code, float32, including zero. Numbers can be repeated; they get the
+            first of their codes. -0.0 becomes 0.0.
         width: bits per element.
 
     Example:
@@ -55,6 +56,8 @@ class LookupTable(Element):
             )
         if 0.0 not in self.table or not all(abs(x) <= LARGEST for x in self.table):
             raise ConfigError("LookupTable: expected finite numbers of float32, one of which is 0.")
+        # Negative zero equals zero, and would otherwise depend on which of both comes first.
+        object.__setattr__(self, "table", tuple(x + 0.0 for x in self.table))
 
     @property
     def largest(self) -> float:
