@@ -339,7 +339,7 @@ class QuantizedLayer(CacheLayerMixin):  # type: ignore[misc]
 
 def _rule(name: str, given: Given | None, per: Per, **settings: Any) -> StoreRule:
     is_text = isinstance(given, str)
-    if is_text and (width := re.fullmatch(r"u?int_?(\d+)", str(given), re.IGNORECASE)):
+    if is_text and (width := re.fullmatch(r"(?:u?int_?|[iw])(\d+)", str(given), re.IGNORECASE)):
         # The integer formats of the general advice need samples, which a new cache lacks.
         near = f"did you mean group_integer:width={width[1]}?"
         raise ConfigError(f"unknown number format '{given}': {near}")
