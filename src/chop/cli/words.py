@@ -56,12 +56,11 @@ def without_switch_values(params: Sequence[Any], words: list[str]) -> list[str]:
     rest = [*words]
     while rest:
         name, equals, value = rest.pop(0).partition("=")
-        is_next = not equals and bool(rest) and not Path(rest[0]).exists()
-        meaning = SWITCHES.get((value if equals else rest[0] if is_next else "").casefold())
-        if name not in names or meaning is None:
+        meaning = SWITCHES.get((value if equals else next(iter(rest), "")).casefold())
+        if name not in names or meaning is None or (not equals and Path(rest[0]).exists()):
             read.append(f"{name}{equals}{value}")
             continue
-        rest = rest[is_next:]
+        rest = rest[not equals :]
         on, off, is_on = names[name]
         read += [on] if meaning == is_on else [off] * bool(off)
     return read

@@ -369,13 +369,16 @@ def leave_aside(out):
     out.rename(temporary_beside(out).with_suffix(".old"))
 
 
+UNDISTURBED = {"simulator": "verilator", "profile": "none", "cycles": 40}
+
+
 def test_an_interval_far_from_the_plan_is_said():
     result = {
         "pytorch": {"outputs": 3, "different": 0, "largest": 0.0, "operators": []},
         "samples": 1,
         "accuracy": {},
         "interval": 16,
-        "verification": [{"interval": 23.0}],
+        "verification": [{"interval": 23.0, **UNDISTURBED}],
     }
     assert "23.0 cycles between samples instead of the planned 16" in _sentence(result)
     result["verification"][0]["interval"] = 16.4
@@ -389,7 +392,7 @@ def test_the_operator_that_differs_most_from_pytorch_is_named():
     ]
     compared = {"outputs": 8, "different": 8, "largest": 2.8125, "operators": rows}
     result = {"pytorch": compared, "samples": 4, "accuracy": {}, "interval": 4}
-    result["verification"] = [{"interval": 4.0}]
+    result["verification"] = [{"interval": 4.0, **UNDISTURBED}]
     expected = "operator 'norm' differs most: 499 of 4,290 codes, by at most 5 steps."
     assert expected in _sentence(result)
 
