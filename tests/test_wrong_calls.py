@@ -109,6 +109,13 @@ def graph():
             lambda: chop.compress(net(), (X, Y), skip=("0", "2"), **SMALL, out="o"),
             "skip: no layer remains to quantize",
         ),
+        *(
+            (
+                lambda skip=skip: chop.compress(net(), (X, Y), skip=(skip,), **SMALL, out="o"),
+                f"skip: no layer to quantize matches '{skip}': choose from: 0, 2.",
+            )
+            for skip in ("output", "1", "classifier")
+        ),
         (
             lambda: find_card(EvaluateConfig(model="o", card=True)),
             "only folders of Hugging Face models have a model card, and 'o' is none",

@@ -150,6 +150,9 @@ LEAST_PREFIX = 2
 SURE, FEW_NAMES, FEW_CHARACTERS = 0.7, 12, 300
 """Similarity below which a suggestion is followed by all choices, if they are so few and short."""
 
+MEANT = {"bayes": ("tpe",), "params": ("bits", "bytes"), "flops": ("bit_operations",)}
+"""Choices by another name of what they are."""
+
 
 def did_you_mean(word: object, choices: Iterable[object]) -> str:
     """Returns a closing sentence with the nearest choice, or with all if none is near.
@@ -169,7 +172,7 @@ def did_you_mean(word: object, choices: Iterable[object]) -> str:
     >>> did_you_mean("layers", ["layer_norm_eps", "num_hidden_layers"])
     "did you mean 'num_hidden_layers'?"
     >>> did_you_mean("bayes", ["tpe", "cmaes"])
-    "did you mean 'cmaes'? All choices: cmaes, tpe."
+    "did you mean 'tpe'?"
     """
     names = sorted({str(choice) for choice in choices})
     if not names:
@@ -180,6 +183,8 @@ def did_you_mean(word: object, choices: Iterable[object]) -> str:
     longer = longer or [name for fold, name in by_fold.items() if begin in fold.split("_")]
     if len(longer) == 1 and len(begin) >= LEAST_PREFIX:
         return f"did you mean '{longer[0]}'?"
+    if meant := [f"'{by_fold[name]}'" for name in MEANT.get(begin, ()) if name in by_fold]:
+        return f"did you mean {' or '.join(meant)}?"
     near = difflib.get_close_matches(begin, by_fold, n=1, cutoff=0.6)
     if near:
         is_sure = difflib.get_close_matches(begin, near, cutoff=SURE)

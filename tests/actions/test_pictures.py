@@ -168,7 +168,7 @@ def test_a_processor_s_configuration_tells(tmp_path, config):
         ({"channels": 2}, "channels: got 2, expected 1"),
         (
             {"model": "vit", "dataset": None, "pixel_mean": (0.1,)},
-            "pixel_mean: leave it out, since",
+            "model: pass your own with --model, .* or leave out pixel_mean",
         ),
     ],
 )

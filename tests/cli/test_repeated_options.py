@@ -69,6 +69,13 @@ def test_a_command_with_a_repeated_option_ends_with_the_sentence(words, capsys):
             ["export", "cnn", "--formats", "4.auto"],
             r"No such option: --formats \(Possible options: ",
         ),
+        (["compress", "--bits", "8"], "No such option: --bits. Use --formats."),
+        (["compress", "--bs=8"], "No such option: --bs. Use --batch-size."),
+        (["sweep", "quantize", "--wbits", "8"], "No such option: --wbits. Use --widths."),
+        (["shard", "--gpus", "2"], "No such option: --gpus. Use --mesh."),
+        (["compress", "--sav", "x"], r"No such option: --sav (?!\(Possible)"),
+        (["compress", "--epochs", "3"], r"--epochs \(Possible options: --qat-epochs"),
+        (["compress", "--output", "x"], r"--output \(Possible options: --out"),
         (
             ["evaluate", "cnn", "--sparsity", "0.5"],
             "--sparsity. Other commands have it: chop sweep",
@@ -99,6 +106,16 @@ def test_a_second_file_after_an_option_is_named(words, expected, tmp_path, monke
         app(words, prog_name="chop")
     message = " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert ended.value.code == 2 and re.search(expected, message)
+
+
+@pytest.mark.parametrize("name", [["compress"], ["search", "show"]])
+def test_help_may_stand_before_a_command(name, capsys):
+    for words in (["--help", *name], [*name, "--help"]):
+        with pytest.raises(SystemExit) as ended:
+            app(words, prog_name="chop")
+        assert not ended.value.code
+    page = capsys.readouterr().out
+    assert page[: len(page) // 2] == page[len(page) // 2 :]
 
 
 @pytest.mark.parametrize("words", [["--model", "runs/x"], ["--model=runs/x"], ["runs/x"]])

@@ -216,6 +216,15 @@ def test_a_folder_of_masks_with_another_name_is_no_class(tmp_path, place):
         load_dataset(tmp_path)
 
 
+@pytest.mark.parametrize("places", [("train/images", "train/labels"), ("images/val", "labels/val")])
+def test_texts_beside_images_are_boxes_and_no_masks(tmp_path, places):
+    write(tmp_path, places, size=(4, 4))
+    for path in (tmp_path / places[1]).iterdir():
+        path.rename(path.with_suffix(".txt"))
+    with pytest.raises(ConfigError, match="labels' has a text for each image, .* not supported"):
+        load_dataset(tmp_path)
+
+
 def test_masks_are_no_classes_of_images(tmp_path):
     write(tmp_path, ("images", "masks"), size=(4, 4))
     (tmp_path / "net.py").write_text("from torch import nn\nNet = lambda: nn.Conv2d(3, 2, 1)\n")

@@ -161,7 +161,9 @@ class CommandGroup(TyperGroup):
         self.commands = {**names, **self.commands}
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Prints the help page if no command is given."""
+        """Prints the help page if no command is given; reads `--help NAME` as `NAME --help`."""
+        if len(args) > 1 and args[0] in ctx.help_option_names and args[1] in self.commands:
+            args = [*args[1:], args[0]]
         if not args and not ctx.resilient_parsing:
             typer.echo(self.get_help(ctx))
             raise typer.Exit(2)

@@ -24,6 +24,28 @@ UNIT = re.compile(r"[kmgt]?i?b|bytes?|[mun]?s|sec|seconds|min|minutes|h|[kmg]hz|
 SWITCHES = dict.fromkeys(("true", "yes", "on"), True) | dict.fromkeys(("false", "no", "off"), False)
 """Meaning of a value after a switch."""
 
+OTHER_TOOLS = {
+    **dict.fromkeys(
+        ("bits", "num-bits", "nbits", "n-bits", "wbits", "w-bits", "width", "precision"),
+        ("widths", "formats", "bits"),
+    ),
+    **dict.fromkeys(
+        ("gpus", "num-gpus", "devices", "processes", "nproc", "nproc-per-node", "world-size"),
+        ("mesh",),
+    ),
+    **dict.fromkeys(
+        ("tp", "tp-size", "tensor-parallel-size"),
+        ("mesh",),
+    ),
+    "gpu": ("mesh", "device"),
+    **dict.fromkeys(("bs", "batch"), ("batch-size", "batch-sizes")),
+    "save-dir": ("out",),
+    "ptq": ("formats",),
+}
+"""Options of this package, best first, by option of other tools."""
+CLOSE = 0.65
+"""Minimum similarity of a suggested option."""
+
 
 def without_argument_names(params: Sequence[Any], words: list[str]) -> list[str]:
     """Returns words with an argument that is written like an option, as `--model RUN`, as itself.
@@ -67,7 +89,7 @@ def without_switch_values(params: Sequence[Any], words: list[str]) -> list[str]:
 
 
 def explain_option(ctx: Any, params: Sequence[Any], option: str) -> None:
-    """Rejects an option of other commands with their names, unless it looks like a typo.
+    """Rejects an option of other tools or commands with a hint, unless it looks like a typo.
 
     Args:
         ctx: context of the command.
@@ -76,13 +98,19 @@ def explain_option(ctx: Any, params: Sequence[Any], option: str) -> None:
     """
     if advice := ctx.command.advice.get(option):
         ctx.fail(f"No such option: {option}. {advice}")
-    if get_close_matches(option, [each for p in params for each in p.opts], cutoff=0.8):
+    own = [each for p in params for each in (*p.opts, *p.secondary_opts)]
+    known = (f"--{name}" for name in OTHER_TOOLS.get(option.lstrip("-"), ()))
+    if meant := next((name for name in known if name in own), ""):
+        ctx.fail(f"No such option: {option}. Use {meant}.")
+    if get_close_matches(option, own, cutoff=0.8):
         return
     if option and (others := _other_commands(option)):
         listed = enumerate_names(others, MOST_NAMES)
         names_code = option in ("--model", "--reference") and any(TRUST in p.opts for p in params)
         way_out = f" To use code that a run names, pass {TRUST}." * names_code
         ctx.fail(f"No such option: {option}. Other commands have it: {listed}.{way_out}")
+    if option and not get_close_matches(option.lstrip("-"), [x.lstrip("-") for x in own], 1, CLOSE):
+        ctx.fail(f"No such option: {option}")
 
 
 def note_missing_options(ctx: Any, message: str) -> str:

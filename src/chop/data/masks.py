@@ -115,12 +115,19 @@ def _pairs_of_folders(folder: Path) -> dict[str, tuple[Path, Path]]:
 
 
 def _check_is_named(folders: Mapping[str, Path]) -> None:
-    """Raises ConfigError if the masks of `images` seem to be in a folder of another name."""
+    """Raises ConfigError if the masks of `images` have another folder, or are texts of boxes."""
     if IMAGES not in folders or len(folders) != 2:
         return
     (other,) = folders.keys() - {IMAGES}
-    names, others = ({path.stem for path in folders[name].iterdir()} for name in (IMAGES, other))
-    if names and names == others:
+    files = {name: [x for x in folders[name].rglob("*") if x.is_file()] for name in folders}
+    names, others = ({path.stem for path in files[name]} for name in (IMAGES, other))
+    suffixes = {path.suffix.lower() for path in files[other]}
+    if names & others and suffixes == {".txt"}:
+        raise ConfigError(
+            f"'{folders[other]}' has a text for each image, as boxes of object detection have, "
+            "which are not supported. To classify images, expected one folder of images per class."
+        )
+    if names and names == others and suffixes.issubset(SUFFIXES):
         raise ConfigError(
             f"'{folders[other]}' has the file names of '{folders[IMAGES]}', as masks have; rename "
             f"it to '{MASKS}'. Folders of classes need other names than '{IMAGES}'."

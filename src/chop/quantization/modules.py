@@ -32,12 +32,14 @@ def quantize_modules(network: nn.Module, config: QuantizeConfig) -> tuple[nn.Mod
     by_module: dict[nn.Module, list[str]] = {}
     for path, (_, module) in quantizable.items():
         by_module.setdefault(module, []).append(path)
-    skipped = config.skipped_paths({path for path, _ in result.named_modules()})
     rows = {module: row for row, module in quantizable.values()}
     names = {m: [rows[m].name] if config.by == "type" else p for m, p in by_module.items()}
     twins = {}
+    ruled = config.choose(names, quantizable)
+    skippable = (paths for m, paths in by_module.items() if m in ruled or rows[m].weight)
+    skipped = config.skipped_paths({path for paths in skippable for path in paths})
     eligible = {module for module, paths in by_module.items() if skipped.isdisjoint(paths)}
-    for module, (settings, where) in config.choose(names, quantizable).items():
+    for module, (settings, where) in ruled.items():
         if module not in eligible:
             continue
         check_its_class(module, by_module[module][0], where)

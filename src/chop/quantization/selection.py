@@ -89,7 +89,6 @@ class QuantizeConfig:
             ConfigError: if a rule or a pattern matches no node, or its mapping does not fit the
                 operator.
         """
-        skipped_paths = self._skipped_names(mg)
         exact = mask_arithmetic(mg) if self.by == "type" else set()
         names = {node: list_names(node) for node in mg.nodes if _is_quantizable(mg, node)}
         places = {name for own in names.values() for name in own}
@@ -98,6 +97,8 @@ class QuantizeConfig:
             keys = {node: (_get_row(mg, node).name,) for node in names}
         unnamed = self._unnamed({n: x for n, x in keys.items() if _get_row(mg, n).is_opt_in}, keys)
         ruled = self.choose({n: x for n, x in keys.items() if n not in unnamed}, places)
+        skippable = (n for n in names if n in ruled or _get_row(mg, n).weight)
+        skipped_paths = self.skipped_paths({place for n in skippable for place in _places(n)})
         chosen = {
             node: _spec_for(mg, node, settings, where)
             for node, (settings, where) in ruled.items()
@@ -135,21 +136,19 @@ class QuantizeConfig:
         """Returns true if an override can apply: to nodes with a rule, or without rules to all."""
         return candidate in chosen or not (self.rules or self.default)
 
-    def _skipped_names(self, mg: MaseGraph) -> set[str]:
-        """Returns the names of nodes and the paths of modules that the recipe skips."""
-        paths = {path for path, _ in mg.model.named_modules()}
-        return self.skipped_paths({*paths, *(name for node in mg.nodes for name in _places(node))})
-
     def skipped_paths(self, paths: Collection[str]) -> set[str]:
         """Returns the paths that the recipe skips.
 
+        Args:
+            paths: names of quantizable layers, and of operators with a rule.
         Raises:
             ConfigError: if a pattern matches none.
         """
 
         def missing(pattern: str) -> ConfigError:
             near = nearest(pattern, paths)
-            return ConfigError(f"{self.where}.skip: no module matches '{pattern}': {near}")
+            text = f"{self.where}.skip: no layer to quantize matches '{pattern}': {near}"
+            return ConfigError(text)
 
         return self.recipe.skipped_paths(paths, missing)
 

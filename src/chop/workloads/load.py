@@ -237,6 +237,12 @@ def _check_is_of_builtin(config: WorkloadConfig, model: str) -> None:
         raise ConfigError(f"max_length: applies to texts, and built-in model '{model}' reads none.")
     for name in CHECKPOINT_SETTINGS:
         if getattr(config, name) not in (own if name == "task" else {None}):
+            if model == type(config).model:
+                raise ConfigError(
+                    f"model: pass your own with --model, such as --model net.py:Net, or leave out "
+                    f"{name}: the default, built-in model '{model}', has its own data, weights and "
+                    "task."
+                )
             raise ConfigError(
                 f"{name}: leave it out, since built-in model '{model}' has its own data, weights "
                 "and task. It applies to a model of your own."
