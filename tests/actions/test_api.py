@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import chop
 from chop import MaseGraph
-from chop.errors import CheckpointError, ConfigError, options_in_messages
+from chop.errors import CaptureError, CheckpointError, ConfigError, options_in_messages
 from chop.nn.quantized import QuantLinear
 from chop.train import fit, predict
 
@@ -233,3 +233,17 @@ def test_a_single_layer_is_to_be_put_into_a_model(layer):
         chop.quantize(layer, "8.auto", X)
     with pytest.raises(ConfigError, match=f"^chop.compress: .*{refusal}"):
         chop.compress(layer, (X, torch.zeros(len(X)).long()))
+
+
+def test_a_captured_graph_is_not_compressed_but_its_module_is(net):
+    for graph in (MaseGraph(net, dummy_in={"x": X}), MaseGraph(net, dummy_in={"x": X}).model):
+        with pytest.raises(ConfigError, match="pass the module that it was captured from"):
+            chop.compress(graph, (X, Y))
+
+
+def test_data_that_were_left_out_are_named():
+    convolution = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 2))
+    with pytest.raises(CaptureError, match=r"^chop.quantize: .* cannot be guessed: .* data="):
+        chop.quantize(convolution, "8.auto")
+    rows = torch.randn(4, 1, 8, 8)
+    assert chop.quantize(convolution, "8.auto", rows)(rows).shape == (4, 2)

@@ -66,6 +66,7 @@ def test_the_column_of_the_labels_of_each_kind_of_rows(house):
         ({"label_column": "prize"}, "^label column 'prize': did you mean 'price'"),
         ({"pixel_mean": (0.5,)}, "leave out pixel_mean, which applies to models and data"),
         ({"label": "price"}, "unknown key 'label': did you mean 'label_column'"),
+        ({"weights_only": True}, r"'weights_only': pass operands=\[\"weight\"\]"),
         ({"limit": 10}, "leave out limit, which applies to models and data"),
         ({"train_epochs": 1}, "leave out train_epochs, which applies to models and data"),
         ({"label_column": "price", "device": "nonesuch"}, "device 'nonesuch'"),

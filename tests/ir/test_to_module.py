@@ -122,6 +122,19 @@ def test_a_checkpoint_takes_the_class_from_a_model(mg, tmp_path):
     assert torch.equal(again.to_module(like=Net())(x), small.model(x))
 
 
+def test_the_module_of_a_checkpoint_is_in_eval_mode_like_the_given_one(mg, tmp_path):
+    mg.model.train()
+    mg.export(tmp_path / "net")
+    again = MaseGraph.from_checkpoint(tmp_path / "net")
+    assert again.to_module(like=Net()).training
+    assert not any(module.training for module in again.to_module(like=Net().eval()).modules())
+    frozen = Net()
+    frozen.norm.eval()
+    small = again.to_module(like=frozen)
+    assert small.training and small.first.training and not small.norm.training
+    assert again.model.training
+
+
 def test_changes_that_a_forward_would_not_follow_are_refused_by_name(mg):
     function, _ = passes.quantize_transform_pass(mg, {"matmul": MXINT})
     with pytest.raises(

@@ -145,6 +145,14 @@ WRONG = {
         "expected a Linear, got a Conv2d",
     ),
     "argument": (lambda: LinearInteger(4, 2, q_config={}), "unexpected keyword argument"),
+    "config as bias": (
+        lambda: LinearInteger(4, 2, INTEGER),
+        r"LinearInteger: pass the formats by name, config=\{...\}",
+    ),
+    "config as bias of any format": (
+        lambda: QuantLinear(4, 2, {"name": "mxint", "width": 4}),
+        "QuantLinear: pass the formats by name",
+    ),
     "size": (lambda: LinearInteger(-4, 2, config=INTEGER), "negative dimension"),
     "threshold": (lambda: ternary_quantizer(torch.ones(2), "8"), "threshold: expected float"),
     "text": (

@@ -225,6 +225,9 @@ CALLS = {
     "name": (lambda: Workload.of(Net(), (X, Y), name=3), "name: expected str or None, got 3"),
     "class of a teacher": (lambda: fit(Net(), (X, Y), distill=Net), "pass an instance, Net"),
     "result": (lambda: chop.save(Compressed(Net(), None, {}), "m"), "pass its attribute model"),
+    "called result": (lambda: Compressed(Net(), None, {})(X), "cannot be called: use found.model"),
+    "entry of a result": (lambda: Compressed(Net(), None, {})["saved"], "'saved': use found.model"),
+    "numbers": (lambda: evaluate({"saved": None}, (X, Y)), "numbers of a result; use found.model"),
     "traced": (
         lambda: fit(torch.jit.trace(Net(), X[:4]), (X, Y)),
         r"TorchScript has .*; pass the original model, and trace the result \(torch.jit.trace\)",

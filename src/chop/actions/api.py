@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from torch import Tensor, autograd, nn
 
@@ -22,6 +22,7 @@ from chop.actions.given_rows import (
     with_scale,
 )
 from chop.base.notices import get_logger
+from chop.captured.module import CapturedModule
 from chop.captured.wrappers import (
     check_has_forward,
     check_has_python,
@@ -115,7 +116,9 @@ def quantize(
     if rows is not None:
         check_forward(model, rows, type(model).__name__, "data")
     dummy_in = None if rows is None else example_inputs(model, rows)
-    mg, _ = passes.init_metadata_analysis_pass(MaseGraph(model, dummy_in=dummy_in))
+    mg = MaseGraph(model, dummy_in=dummy_in)
+    _check_is_captured(mg, model, "chop.quantize")
+    mg, _ = passes.init_metadata_analysis_pass(mg)
     mg, _ = passes.add_common_metadata_analysis_pass(mg)
     spec = QuantSpec(weight=number_format) if weights_only else QuantSpec.uniform(number_format)
     rules = {name: {"config": spec} for name in present_operators(mg, names)}
@@ -160,14 +163,19 @@ def save(model: nn.Module, path: str | Path, data: Any = None) -> dict[str, Any]
     rows = _get_rows(model, data)
     example = captured_inputs(model) if rows is None else example_inputs(model, rows)
     mg = MaseGraph(model, dummy_in=example)
-    if not mg.is_captured:
-        raise CaptureError(
-            f"chop.save: the inputs of {type(model).__name__} cannot be guessed: pass rows "
-            "that show them, as data=(inputs, labels)."
-        )
+    _check_is_captured(mg, model, "chop.save")
     packed, info = passes.pack_transform_pass(mg, {"silent": True})
     packed.export(path)
     return {"files": files, **{n: info[n] for n in ("packed_share", "bytes", "float_bytes")}}
+
+
+def _check_is_captured(mg: MaseGraph, model: nn.Module, who: str) -> None:
+    """Raises CaptureError if the model fails on guessed inputs."""
+    if not mg.is_captured:
+        raise CaptureError(
+            f"{who}: the inputs of {type(model).__name__} cannot be guessed: pass rows that show "
+            "them, as data=(inputs, labels)."
+        )
 
 
 def _get_rows(model: nn.Module, data: Any) -> Rows | None:
@@ -192,6 +200,17 @@ class Compressed:
     model: nn.Module | None
     folder: Path
     result: Mapping[str, Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raises ConfigError: the model can be called, its report cannot."""
+        raise ConfigError("a result of chop.compress cannot be called: use found.model.")
+
+    def __getitem__(self, key: Any) -> NoReturn:
+        """Raises ConfigError: the fields are attributes, and `result` has those of the report."""
+        raise ConfigError(
+            f"a result of chop.compress has no entry {key!r}: use found.model, or found.result for "
+            "the content of result.json."
+        )
 
     def __repr__(self) -> str:
         """Returns the verdict, the table and the path of the page."""
@@ -255,6 +274,11 @@ def compress(
         found = chop.compress(net, (X, y), formats=("8.auto", "4.auto"), max_drop=0.02)
         found.model  # the packed model; the tables and files are in runs/compress
     """
+    if isinstance(model, MaseGraph | CapturedModule):
+        raise ConfigError(
+            "chop.compress: expected the original module, got a captured graph; pass the module "
+            "that it was captured from."
+        )
     check_has_forward(model, "chop.compress")
     _check_has_layers(model, "chop.compress")
     quantized = [x for x in model.modules() if isinstance(x, QuantizedOperator)]

@@ -32,7 +32,7 @@ FILE_SETTINGS = (
 
 
 def check_are_used(settings: Iterable[str]) -> None:
-    """Rejects settings for reading files, and `label`.
+    """Rejects settings for reading files, `label` and `weights_only`.
 
     Raises:
         ConfigError: if there is one, since model and rows are used as given.
@@ -40,6 +40,11 @@ def check_are_used(settings: Iterable[str]) -> None:
     for name in settings:
         if name == "label":
             raise ConfigError("chop.compress: unknown key 'label': did you mean 'label_column'?")
+        if name in {"weights_only", "weight_only"}:  # as in `chop.quantize`
+            raise ConfigError(
+                f"chop.compress: unknown key '{name}': pass operands=[\"weight\"] to round weights "
+                "only."
+            )
         if name in FILE_SETTINGS:
             raise ConfigError(
                 f"chop.compress: leave out {name}, which applies to models and data from files; "

@@ -50,6 +50,8 @@ instance, Linear(...).
             "load a checkpoint by MaseGraph.from_checkpoint(path), or a model by name by "
             "chop.models.load_model(name)"
         )
+    elif isinstance(value, Mapping) and "saved" in value:  # the report of a job
+        got, way_out = "the numbers of a result", "use found.model"
     elif isinstance(value, Mapping):
         way_out = "load it into a model (model.load_state_dict(weights)) and pass the model"
     elif isinstance(value, list) and value and all(isinstance(x, float) for x in value):

@@ -384,7 +384,8 @@ class MaseGraph:
         Args:
             like: model of the original class and settings, whose weights are not read. The graph of
                 a checkpoint needs one, except for transformers classes.
-        Returns: a model of the original class, in the graph's mode.
+        Returns: a model of the original class, in the graph's mode; what is in eval mode in `like`
+            is in eval mode.
 
         Raises:
             GraphError: if the class is unknown, or its `forward` cannot make a change of the graph.

@@ -53,7 +53,8 @@ def to_module(
     Args:
         captured: the graph; it is not changed.
         provenance: passes applied to it, for messages.
-        like: model of the original class and settings, if the graph does not know it.
+        like: model of the original class and settings, if the graph does not know it. Modules that
+            are in eval mode there are in eval mode in the result.
     Returns: a model of the original class that shares the graph's tensors. A weight that the
         model's code passes to a quantized function is a rounded copy. Packed layers pass gradients
         on to adapters around them.
@@ -91,6 +92,9 @@ def to_module(
         # Some configurations compute one of them from the others.
         if count is not None and getattr(model.config, name, count) != count:
             setattr(model.config, name, count)
+    modes = {} if like is None else {path: x.training for path, x in like.named_modules()}
+    for path, module in model.named_modules():
+        module.training = module.training and modes.get(path, modes.get("", True))
     _check_on_examples(captured, provenance, model, resized)
     follow_calls(model)
     return model

@@ -57,7 +57,7 @@ def add_common_metadata_analysis_pass(
 @functools.cache
 def _warn_guessed(shapes: str) -> None:
     log.warning(
-        "the inputs of the graph were guessed: %s; for others pass dummy_in={...} to MaseGraph or "
-        "to add_common_metadata_analysis_pass",
+        "the inputs of the graph were guessed: %s; for others pass data= to chop.quantize, or "
+        "dummy_in={...} to MaseGraph or to add_common_metadata_analysis_pass",
         shapes,
     )
