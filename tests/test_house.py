@@ -18,10 +18,10 @@ BOUNDS = {
     "imports between subpackages": 288,
     "files": 1_150,
     "files at one level": 29,
-    "lines that are not blank": 140_600,
+    "lines that are not blank": 140_700,
     "functions per 1,000 lines of logic": 107,
-    "public functions and classes": 3_790,
-    "lines of the longest file": 505,
+    "public functions and classes": 3_795,
+    "lines of the longest file": 506,
 }
 SLACK = 0.02
 """Share of a bound by which a figure may lie below it."""

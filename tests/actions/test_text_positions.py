@@ -7,6 +7,7 @@ from transformers import (
     BertConfig,
     BertModel,
     LlamaConfig,
+    LlamaForCausalLM,
     LlamaModel,
     OPTConfig,
     OPTModel,
@@ -18,6 +19,7 @@ from chop import MaseGraph
 from chop.base.notices import collected_assumptions
 from chop.errors import ConfigError
 from chop.models.positions import check_positions
+from chop.train import evaluate
 
 SIZES = {
     "hidden_size": 8,
@@ -54,6 +56,13 @@ def test_texts_beyond_rotary_positions_are_an_assumption():
         assert not assumed
         check_positions(13, model)
     assert "13 tokens" in assumed[0].text
+
+
+@pytest.mark.parametrize(("length", "count"), [(12, 0), (13, 1)])
+def test_evaluate_warns_of_rows_beyond_rotary_positions(length, count, caplog):
+    model = LlamaForCausalLM(LlamaConfig(**WIDE))
+    evaluate(model, {"input_ids": torch.full((2, length), 5)}, task="causal-lm")
+    assert caplog.text.count("up to 13 tokens, and the model has 12 positions") == count
 
 
 def test_tokens_read_after_a_text_need_positions_as_well():

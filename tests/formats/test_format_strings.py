@@ -15,7 +15,7 @@ def test_every_format_is_read_back(number_format):
 
 def test_short_forms():
     assert parse_format_string("8.4") == Integer(8, 4) and format_string(Integer(8, 4)) == "8.4"
-    assert parse_format_string("6.auto") == Integer(6, "auto")
+    assert parse_format_string("6.auto") == parse_format_string(" 6.auto ") == Integer(6, "auto")
     assert (
         parse_format_string("4.mse") == Integer(4, "mse")
         and format_string(Integer(4, "mse")) == "4.mse"
@@ -48,6 +48,9 @@ def test_short_forms():
         ("fp8_e4m3", "did you mean fp8, mxfp or minifloat_ieee"),
         ("exponent_width=2", "write fields after the name and ':'"),
         ("mxint:widht=4", "did you mean 'width'"),
+        ("mxint:block=16", "did you mean 'block_size'"),
+        ("mxint:bits=4", "did you mean 'width'"),
+        ("fp4", "did you mean mxfp4 or nvfp4"),
         ("integer:width=4", "'frac_width': write 4.auto, or integer:width=4:frac_width=auto"),
         ("mxint4:width=6", "'width' is given twice"),
         ("mxint:name=nvfp4", "'name' is given twice"),

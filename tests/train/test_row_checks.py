@@ -161,7 +161,7 @@ def test_padding_without_a_mask_is_an_assumption_for_classes(has_mask):
         evaluate(model, rows)
     assert ["reads this padding as text" in x.text for x in found] == [True] * (not has_mask)
     with pytest.raises(
-        ConfigError, match="up to 9 tokens, .* reads at most 8: pass --max-length 8, or"
+        ConfigError, match=r"up to 9 tokens, .* at most 8: cut the rows, input_ids\[:, :8\], or"
     ):
         evaluate(model, {"input_ids": torch.ones(2, 9).long(), "label": [0, 1]})
 

@@ -213,6 +213,22 @@ CALLS = {
         lambda: chop.passes.quantize_transform_pass(chop.MaseGraph(Net()), by="type"),
         r"one dictionary of settings, quantize_transform_pass\(mg, \{'by': ...\}\)",
     ),
+    "settings by name": (
+        lambda: chop.passes.quantize_transform_pass(chop.MaseGraph(Net()), config={"by": "type"}),
+        r"'config': pass the settings as the second argument, .*, or as pass_args=settings",
+    ),
+    "share": (
+        lambda: chop.passes.prune_transform_pass(chop.MaseGraph(Net()), {"weight": 0.5}),
+        r"weight: expected WeightPruning or None, got 0.5 \(float\); write \{'sparsity': 0.5\}",
+    ),
+    "direction of a rate": (
+        lambda: chop.search.Goal("wer"),
+        r"pass the direction: Goal\('wer', 'min",
+    ),
+    "one value": (
+        lambda: chop.Pipeline([lambda mg: mg])(chop.MaseGraph(Net())),
+        r"a pass that returns \(mg, results\), got a MaseGraph.*; return mg, \{\}",
+    ),
     "losses": (lambda: chop.quantize([0.5, 0.25]), "chop.train.fit trains the model itself"),
     "foreign": (lambda: chop.MaseGraph(Net()).export("m.onnx"), "leave .onnx out"),
     "folder": (lambda: chop.save(chop.quantize(Net(), data=X), "runs/"), "a path with a file name"),

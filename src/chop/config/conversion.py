@@ -154,13 +154,22 @@ def convert(value: Any, hint: Any, where: str) -> Any:
 
 
 def _describe_misfit(value: Any, hint: Any, where: str) -> str:
-    """Returns the message about a value of another type; a name in place of a list has advice."""
+    """Returns the message about a value of another type.
+
+    Advises on a name in place of a list, and on a value in place of a table that starts with it.
+    """
     advice = ""
     if isinstance(value, str) and value:
         parts = [part.strip() for part in value.split(",") if part.strip()]
         with contextlib.suppress(ConfigError):
             convert(parts, hint, where)
             advice = f"; pass {parts}"
+    tables = [member for member in typing.get_args(hint) if dataclasses.is_dataclass(member)]
+    if len(tables) == 1:
+        first = dataclasses.fields(tables[0])[0].name
+        with contextlib.suppress(ConfigError):
+            convert({first: value}, tables[0], where)
+            advice = f"; write {{'{first}': {describe(value)}}}"
     return f"{where}: expected {describe_hint(hint)}, got {describe_typed(value)}{advice}."
 
 

@@ -26,6 +26,8 @@ TWO_WIDTHS = re.compile(
 """Names that other tools use for a format of weights and one of inputs: W4A16, int4_weight_only."""
 FLOAT_WIDTH = 16
 """Bits of inputs that stay float."""
+OTHER_FIELDS = {"bits": "width", "block": "block_size"}
+"""Field of other tools -> its name in chop, for formats that have it."""
 K_QUANT = re.compile(r"q([2-6])_k(_[sml])?", re.IGNORECASE)
 """Names of llama.cpp for K-quants, of which the last letter says which layers have more bits."""
 SHORT = re.compile(r"([a-z_]+?)(\d+)")
@@ -56,6 +58,7 @@ def parse_format_string(text: str) -> NumberFormat:
         raise ConfigError(
             f"format: expected a text, such as 'mxint:width=4', got {describe(text)}."
         )
+    text = text.strip()
     if FIELD_AFTER_COMMA.search(text):
         raise ConfigError(_with_comma(text))
     if count := len(OUTER_COMMA.findall(text)):
@@ -69,7 +72,8 @@ def parse_format_string(text: str) -> NumberFormat:
     if name not in REGISTRY and (width := WIDTH.fullmatch(name)):
         is_float = text.lower().startswith("f")
         blocks = f"group_integer:width={width[1]} or " if text.lower().startswith("q") else ""
-        kind = "fp8, mxfp or minifloat_ieee" if is_float else f"{blocks}{width[1]}.auto"
+        floats = "mxfp4 or nvfp4" if width[1] == "4" else "fp8, mxfp or minifloat_ieee"
+        kind = floats if is_float else f"{blocks}{width[1]}.auto"
         if K_QUANT.fullmatch(name):
             kind = f"k_quant:width={width[1]}"
         raise ConfigError(f"unknown number format '{name}': did you mean {kind}?")
@@ -85,6 +89,8 @@ def parse_format_string(text: str) -> NumberFormat:
     for field in given:
         if given.count(field) > 1:
             raise ConfigError(f"format '{text}': '{field}' is given twice.")
+    if name in REGISTRY:
+        _check_other_fields(text, given[1:], REGISTRY[name])
     settings = {field: _parse_value(value) for field, _, value in pairs}
     if name in (Integer.name, *Integer.aliases) and settings.keys() == {"width"}:
         width = settings["width"]
@@ -93,6 +99,15 @@ def parse_format_string(text: str) -> NumberFormat:
             f"{name}:width={width}:frac_width=auto."
         )
     return parse_format({"name": name, **settings}, f"format '{text}'")
+
+
+def _check_other_fields(text: str, given: list[str], kind: type[NumberFormat]) -> None:
+    """Raises ConfigError for a field that has another tool's name."""
+    known = getattr(kind, "__dataclass_fields__", {})
+    for field in given:
+        name = OTHER_FIELDS.get(field)
+        if field not in known and name in known:
+            raise ConfigError(f"format '{text}': unknown key '{field}': did you mean '{name}'?")
 
 
 def _advise_widths(widths: re.Match[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from typing import Any
 
@@ -30,12 +31,7 @@ def check_positions(
     positions = getattr(config, "max_position_embeddings", None)
     if not isinstance(positions, int) or length is None:
         return
-    tables = [x for x in model.modules() if isinstance(x, nn.Embedding)]
-    as_words = (x for x in tables if x.num_embeddings == config.vocab_size)  # in graphs
-    words = getattr(model, "get_input_embeddings", partial(next, as_words, None))()
-    others = (x for x in tables if x is not words)
-    # Tables of OPT have two further rows. Those of RoBERTa count from the row behind padding.
-    tables = [x for x in others if 0 <= x.num_embeddings - positions <= 2]
+    tables = _tables(model, config, positions)
     first = max((x.padding_idx + 1 for x in tables if x.padding_idx is not None), default=0)
     further = f" and {generated} more" if generated else ""
     if tables and length + generated > positions - first:
@@ -43,13 +39,44 @@ def check_positions(
             f"{setting}: got {length} tokens{further}, and the model has a table of "
             f"{positions - first} positions: use at most {positions - first - generated}."
         )
-    if length + generated <= positions:
-        return
-    assume(
-        f"Texts have up to {length} tokens{further} (--{setting.replace('_', '-')}), and the model "
-        f"has {positions} positions (max_position_embeddings): perplexity beyond them is usually "
-        "higher."
-    )
+    _assume_results(length, generated, positions, None)
+
+
+def warn_about_positions(length: int, model: nn.Module, log: logging.Logger) -> None:
+    """Warns, and records the assumption, if rows are longer than the model's rotary positions.
+
+    Args:
+        length: number of tokens of the longest row.
+        model: see `check_positions`. One with a table of positions refuses longer rows itself.
+        log: logger of the warning.
+    """
+    config = text_config(model)
+    positions = getattr(config, "max_position_embeddings", None)
+    if isinstance(positions, int) and length > positions and not _tables(model, config, positions):
+        _assume_results(length, 0, positions, log)
+
+
+def _assume_results(
+    length: int, generated: int, positions: int, log: logging.Logger | None
+) -> None:
+    if length + generated > positions:
+        further = f" and {generated} more" if generated else ""
+        assume(
+            f"Texts have up to {length} tokens{further}, and the model has {positions} positions "
+            "(max_position_embeddings): perplexity beyond them is usually higher. Shorten the "
+            "texts to avoid it.",
+            log,
+        )
+
+
+def _tables(model: nn.Module, config: Any, positions: int) -> list[nn.Embedding]:
+    """Returns the embeddings of positions."""
+    tables = [x for x in model.modules() if isinstance(x, nn.Embedding)]
+    as_words = (x for x in tables if x.num_embeddings == config.vocab_size)  # in graphs
+    words = getattr(model, "get_input_embeddings", partial(next, as_words, None))()
+    others = (x for x in tables if x is not words)
+    # Tables of OPT have two further rows. Those of RoBERTa count from the row behind padding.
+    return [x for x in others if 0 <= x.num_embeddings - positions <= 2]
 
 
 def text_config(model: nn.Module) -> Any:

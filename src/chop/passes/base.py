@@ -188,6 +188,11 @@ def _log_if_unchanged(name: str, info: Mapping[str, Any]) -> None:
 
 def _check_arguments(name: str, others: Collection[Any], unknown: Mapping[str, Any]) -> None:
     """Raises ConfigError for settings that are arguments of their own, without a dictionary."""
+    if not others and len(unknown) == 1 and isinstance(next(iter(unknown.values())), Mapping):
+        raise ConfigError(
+            f"{name}: unknown argument '{next(iter(unknown))}': pass the settings as the second "
+            f"argument, {name}(mg, settings), or as pass_args=settings."
+        )
     if others or unknown:
         got = ", ".join(unknown) or f"{2 + len(others)} without names"
         raise ConfigError(

@@ -70,8 +70,18 @@ class Stage:
         return cls(chosen, PASSES[chosen] if chosen in PASSES else others[chosen], config)
 
     def run(self, mg: MaseGraph) -> tuple[MaseGraph, dict[str, Any]]:
-        """Runs the pass."""
-        return self.function(mg) if self.config is None else self.function(mg, self.config)
+        """Runs the pass.
+
+        Raises:
+            ConfigError: if it does not return a graph and its results.
+        """
+        made = self.function(mg) if self.config is None else self.function(mg, self.config)
+        if not isinstance(made, tuple) or len(made) != 2:
+            raise ConfigError(
+                f"{self.name}: expected a pass that returns (mg, results), got {describe(made)}; "
+                "return mg, {}."
+            )
+        return made
 
 
 def check_is_list(stages: Any, who: str) -> None:

@@ -36,7 +36,7 @@ class NotANumberError(ConfigError):
 
 
 LOWER_IS_BETTER = re.compile(
-    "(^|_)(loss|error|mse|mae|rmse|nll|perplexity|ppl|latency|ms|seconds|bits|bytes|size|memory|"
+    "(^|_)(loss|error|mse|mae|rmse|nll|kl|wer|cer|entropy|perplexity|ppl|latency|time|ms|seconds|bits|bytes|size|memory|"
     "energy|cost|parameters|params|flops|macs|luts|dsps)(_|$)",
     re.IGNORECASE,
 )

@@ -17,6 +17,7 @@ from chop.base.files.limits import reached_limit
 from chop.base.notices import assume, get_logger
 from chop.captured.wrappers import check_has_values, check_is_module
 from chop.errors import ChopError, ConfigError, describe, first_line
+from chop.models.positions import warn_about_positions
 from chop.train.device import usable_device
 from chop.train.dtypes import cast_inputs
 from chop.train.given.row_checks import IDS, MASK
@@ -97,6 +98,9 @@ class Feed:
         inputs = {name: self.rows.columns.get(column) for name, column in self.columns.items()}
         check_token_ids(model, {name: x for name, x in inputs.items() if x is not None})
         _check_padding(model, self.rows, self.task)
+        ids = inputs.get(IDS) if self.task.labels_from == IDS else None
+        if ids is not None and "position_ids" not in inputs:
+            warn_about_positions(max(map(len, ids)), model, log)
 
     @property
     def steps(self) -> int:

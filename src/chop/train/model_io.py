@@ -307,8 +307,9 @@ def _advise_length(model: nn.Module, inputs: Mapping[str, Tensor]) -> str:
     if ids is None or not isinstance(most, int) or ids.shape[-1] <= most:
         return ""
     return (
-        f" Rows have up to {ids.shape[-1]} tokens, and the model reads at most {most}: pass "
-        f"--max-length {most}, or tokenize your own rows with truncation=True, max_length={most}."
+        f" Rows have up to {ids.shape[-1]} tokens, and the model reads at most {most}: "
+        f"cut the rows, input_ids[:, :{most}], or tokenize with truncation=True, max_length={most} "
+        f"(on the command line, --max-length {most})."
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 
-from chop import passes
+from chop import MaseGraph, passes
 from chop.errors import ConfigError
 from chop.export.gguf.architectures import ARCHITECTURES
 from chop.export.gguf.config import check_architecture
@@ -101,6 +101,13 @@ def test_refusals_name_no_other_architecture(kind):
         check_architecture(transformers.CONFIG_MAPPING[kind]())
     names = set(re.findall(r"[\w-]+", str(refusal.value)))
     assert not names & {*ARCHITECTURES}
+
+
+def test_the_architecture_is_refused_before_a_float_model(tmp_path):
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
+    config = transformers.BertConfig(**sizes, vocab_size=16, intermediate_size=8)
+    mg = MaseGraph(transformers.BertForSequenceClassification(config).eval())
+    refused(mg, tmp_path, "have no known keys in the architecture 'bert'")
 
 
 @pytest.mark.long

@@ -82,9 +82,11 @@ def write(mg: MaseGraph, path: Path, tokenizer: Any = None) -> dict[str, Any]:
         UnavailableError: if gguf is not installed.
         WriteError: if the disk is full or read-only.
     """
-    from transformers import ProcessorMixin
+    from transformers import PreTrainedConfig, ProcessorMixin
 
     TARGET.require()
+    if isinstance(mg.model.record.config, PreTrainedConfig):
+        check_architecture(mg.model.record.config)  # before the advice to quantize
     model, unheld = packed_model(mg, TARGET.name)
     config: Any = model.config
     architecture = check_architecture(config)
