@@ -226,8 +226,8 @@ CALLS = {
         r"pass the direction: Goal\('wer', 'min",
     ),
     "one value": (
-        lambda: chop.Pipeline([lambda mg: mg])(chop.MaseGraph(Net())),
-        r"a pass that returns \(mg, results\), got a MaseGraph.*; return mg, \{\}",
+        lambda: chop.pipelines.Pipeline([lambda mg: mg])(chop.MaseGraph(Net())),
+        r"a pass that returns \(mg, results\), got MaseGraph.*; return mg, \{\}",
     ),
     "losses": (lambda: chop.quantize([0.5, 0.25]), "chop.train.fit trains the model itself"),
     "foreign": (lambda: chop.MaseGraph(Net()).export("m.onnx"), "leave .onnx out"),

@@ -76,12 +76,13 @@ class Stage:
             ConfigError: if it does not return a graph and its results.
         """
         made = self.function(mg) if self.config is None else self.function(mg, self.config)
-        if not isinstance(made, tuple) or len(made) != 2:
+        if not isinstance(made, tuple | list) or len(made) != 2:
             raise ConfigError(
                 f"{self.name}: expected a pass that returns (mg, results), got {describe(made)}; "
                 "return mg, {}."
             )
-        return made
+        mg, results = made
+        return mg, results
 
 
 def check_is_list(stages: Any, who: str) -> None:

@@ -36,8 +36,8 @@ class NotANumberError(ConfigError):
 
 
 LOWER_IS_BETTER = re.compile(
-    "(^|_)(loss|error|mse|mae|rmse|nll|kl|wer|cer|entropy|perplexity|ppl|latency|time|ms|seconds|bits|bytes|size|memory|"
-    "energy|cost|parameters|params|flops|macs|luts|dsps)(_|$)",
+    "(^|_)(loss|error|mse|mae|rmse|nll|kl|wer|cer|entropy|perplexity|ppl|latency|time|ms|seconds|"
+    "bits|bytes|size|memory|energy|cost|parameters|params|flops|macs|luts|dsps)(_|$)",
     re.IGNORECASE,
 )
 """Names of numbers of which smaller ones are usually better."""
