@@ -95,8 +95,10 @@ class QuantizedOperator(QuantizedState):
     def __init__(
         self, *args: Any, config: QuantSpec | Mapping[str, Any] | None = None, **kwargs: Any
     ) -> None:
-        if any(isinstance(each, Mapping | QuantSpec) for each in (*args, *kwargs.values())):
-            # torch takes a mapping as bias=True.
+        given = (*args, *kwargs.values())
+        if any(isinstance(x, Mapping | QuantSpec) for x in given) and not isinstance(
+            given[0], nn.Module
+        ):  # torch takes a mapping as bias=True
             raise ConfigError(f"{type(self).__name__}: pass the formats by name, config={{...}}.")
         try:
             super().__init__(*args, **kwargs)
