@@ -222,6 +222,6 @@ def test_spellings_of_a_class_are_named(tmp_path):
 
 def test_one_number_per_row_and_two_classes_are_a_binary_task(tmp_path):
     labels = np.where(Y == 0, "no", "yes")
-    with pytest.raises(ConfigError, match="the classes are no and yes: set") as told:
+    with pytest.raises(ConfigError, match="the classes are no and yes: set") as raised:
         chop.compress(net(1), (X, labels), out=tmp_path)
-    assert "task to binary. A positive number then means yes" in str(told.value)
+    assert "task to binary. A positive number then means yes" in str(raised.value)

@@ -102,8 +102,10 @@ def test_compress_takes_a_run_alone(options, ends):
     code, printed, messages = ends("compress", NAME, *options)
     assert code == 2 and printed == ""
     again = f"chop compress --model mlp --out {shlex.quote(f'{NAME}-2')} {shlex.join(options)}"
-    told = f"'{NAME}' describes an earlier run: leave out {options[0]}; or compress its model again"
-    assert f"{told} with {again}." in messages
+    refusal = (
+        f"'{NAME}' describes an earlier run: leave out {options[0]}; or compress its model again"
+    )
+    assert f"{refusal} with {again}." in messages
     pasted(again)
 
 

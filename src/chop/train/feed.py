@@ -100,7 +100,8 @@ class Feed:
         _check_padding(model, self.rows, self.task)
         ids = inputs.get(IDS) if self.task.labels_from == IDS else None
         if ids is not None and "position_ids" not in inputs:
-            warn_about_positions(max(map(len, ids)), model, log)
+            length = ids.shape[1] if isinstance(ids, Tensor) else max(map(len, ids))
+            warn_about_positions(length, model, log)
 
     @property
     def steps(self) -> int:

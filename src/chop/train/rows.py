@@ -318,7 +318,7 @@ def _without_padding(inputs: dict[str, Column], labels: Column) -> Column:
     The labels are then padding too. Labels of a decoder, whose input is masked, usually differ.
     """
     mask = inputs.get("attention_mask")
-    if mask is None or not len(labels) or labels[0].is_floating_point():
+    if mask is None or not len(labels) or labels[0].dim() != 1 or labels[0].is_floating_point():
         return labels
     pairs = [*zip(labels, mask, strict=True)]
     if any(label.dim() != 1 or label.shape != attended.shape for label, attended in pairs):

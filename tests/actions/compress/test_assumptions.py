@@ -224,35 +224,37 @@ def test_training_without_effect_is_reported_with_a_way_out(rounded, trained, is
 
 
 @pytest.mark.parametrize(
-    ("after", "told"),
+    ("after", "sentence"),
     [
         ([0.9, 0.4, 0.3], "all 2 points below float"),
         ([0.9, 0.5, 0.2], r"no point within 1.00 percentage points of float.* \(--qat-lr\)"),
         ([0.8, 0.895, 0.3], None),
     ],
 )
-def test_a_sweep_whose_training_helped_no_point_says_so(after, told):
+def test_a_sweep_whose_training_helped_no_point_says_so(after, sentence):
     rows = [
         {"float": 0.9, "PTQ": before, "QAT": now}
         for before, now in zip([0.9, 0.4, 0.3], after, strict=True)
     ]
     with collected_assumptions() as assumed:
         note_weak_training(rows, ("PTQ", "QAT"), CLASSIFICATION.metric, "qat")
-    assert [bool(re.search(told, each.text)) for each in assumed] == [True] * (told is not None)
+    matches = [bool(re.search(sentence, each.text)) for each in assumed]
+    assert matches == [True] * (sentence is not None)
 
 
 @pytest.mark.parametrize(
-    ("training", "lr", "told"),
+    ("training", "lr", "sentence"),
     [
         ({"epochs": 2, "lr": 1e-4}, None, "2 epochs at a peak learning rate of 0.0001 .*-lr"),
         ({"epochs": 2, "lr": 1e-4}, 1e-4, None),
         ({"epochs": 0, "lr": 1e-4}, None, None),
     ],
 )
-def test_the_default_rate_of_training_is_an_assumption(training, lr, told):
+def test_the_default_rate_of_training_is_an_assumption(training, lr, sentence):
     with collected_assumptions() as assumed:
         assume_rate(training, lr, "finetune")
-    assert [bool(re.search(told, each.text)) for each in assumed] == [True] * (told is not None)
+    matches = [bool(re.search(sentence, each.text)) for each in assumed]
+    assert matches == [True] * (sentence is not None)
 
 
 @pytest.mark.parametrize(
