@@ -245,6 +245,14 @@ def test_a_fraction_that_loses_weights_is_reported(fraction, share):
     assert len(given) == 1
 
 
+def test_weights_that_are_partly_clipped_and_otherwise_zero_are_reported():
+    layer = nn.Linear(10, 1, bias=False)
+    with torch.no_grad():
+        layer.weight[:] = torch.tensor([[40.0, -40.0, *[0.1] * 8]])
+    with pytest.warns(UserWarning, match="In '0'.* 80% of the weights become zero and 20% are"):
+        chop.quantize(nn.Sequential(layer), "4.-2", data=torch.randn(9, 10))
+
+
 @pytest.mark.parametrize(
     ("create", "message"),
     [

@@ -39,7 +39,7 @@ from chop.nn.quantized import QuantizedOperator
 from chop.quantization.described import add_summary, captured_inputs
 from chop.quantization.float_calls import leave_calls_of_forwards
 from chop.quantization.named_operators import check_operators, present_operators, weighted_operators
-from chop.quantization.summary import VANISHED, warn_about_lost_weights
+from chop.quantization.summary import vanishes, warn_about_lost_weights
 from chop.train import Metric, Rows, Task
 from chop.train.calibration import calibrated, example_inputs
 from chop.train.distillation.settings import Distillation
@@ -123,7 +123,7 @@ def quantize(
     spec = QuantSpec(weight=number_format) if weights_only else QuantSpec.uniform(number_format)
     rules = {name: {"config": spec} for name in present_operators(mg, names)}
     mg, _ = passes.quantize_transform_pass(mg, {"by": "type", **rules})
-    warn_about_lost_weights(mg, VANISHED, dict.fromkeys(dict(mg.model.named_modules()), spec))
+    warn_about_lost_weights(mg, dict.fromkeys(dict(mg.model.named_modules()), spec), vanishes)
     if operators is None:
         leave_calls_of_forwards(mg, "chop.quantize")
     mg = mg if rows is None else calibrated(mg, rows, calibration_rows)
@@ -274,19 +274,7 @@ def compress(
         found = chop.compress(net, (X, y), formats=("8.auto", "4.auto"), max_drop=0.02)
         found.model  # the packed model; the tables and files are in runs/compress
     """
-    if isinstance(model, MaseGraph | CapturedModule):
-        raise ConfigError(
-            "chop.compress: expected the original module, got a captured graph; pass the module "
-            "that it was captured from."
-        )
-    check_has_forward(model, "chop.compress")
-    _check_has_layers(model, "chop.compress")
-    quantized = [x for x in model.modules() if isinstance(x, QuantizedOperator)]
-    if not all(each.spec.is_float for each in quantized):
-        log.warning(
-            "chop.compress: the model has quantized layers. They are the reference that the tables "
-            "call float; pass the original model to compare with it."
-        )
+    _check_is_original(model)
     named = {"max_drop": max_drop, "out": out}
     code = {"evaluate": evaluate, "loss": loss}
     named |= {name: each for name, each in code.items() if isinstance(each, str)}
@@ -328,6 +316,23 @@ def compress(
     own = {*map(type, model.modules()), *autograd.Function.__subclasses__()}
     graph = MaseGraph.from_checkpoint(config.out / Path(MODEL_FILES[0]).stem, allow=own)
     return Compressed(add_summary(graph.to_module(like=model)), config.out, result)
+
+
+def _check_is_original(model: Any) -> None:
+    """Raises ConfigError for what is no model to compress; warns of layers that are quantized."""
+    if isinstance(model, MaseGraph | CapturedModule):
+        raise ConfigError(
+            "chop.compress: expected the original module, got a captured graph; pass the module "
+            "that it was captured from."
+        )
+    check_has_forward(model, "chop.compress")
+    _check_has_layers(model, "chop.compress")
+    quantized = [x for x in model.modules() if isinstance(x, QuantizedOperator)]
+    if not all(each.spec.is_float for each in quantized):
+        log.warning(
+            "chop.compress: the model has quantized layers. They are the reference that the tables "
+            "call float; pass the original model to compare with it."
+        )
 
 
 def _settings_of_distillation(taught: Distillation) -> dict[str, Any]:

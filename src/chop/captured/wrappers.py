@@ -42,7 +42,9 @@ instance, Linear(...).
         got, way_out = f"the class {value.__name__}", f"pass an instance, {value.__name__}(...)"
     elif _is_exported(value):
         way_out = "pass the original module"
-    elif str(value).endswith(".onnx") or type(value).__module__.startswith("onnx"):
+    elif type(value).__module__.startswith("onnx") or (
+        isinstance(value, str | PathLike) and str(value).endswith(".onnx")
+    ):
         got = "an ONNX model"
         way_out = "pass the PyTorch model that it was exported from; onnxruntime runs ONNX"
     elif isinstance(value, str | PathLike):

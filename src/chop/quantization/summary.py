@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
 
 from torch import Tensor, fx
 
@@ -18,9 +17,10 @@ from chop.nn.quantized import QuantizedOperator
 from chop.quantization.operators import follows_data
 
 LARGE_SHARE = 0.5
-CLIPPED = ("share_saturated", 0.25)
-VANISHED = ("share_rounded_to_zero", 0.99)
-"""Field of `LayerRow`, and its value beyond which a format is a mistake."""
+MOST_CLIPPED = 0.25
+"""Share of clipped weights beyond which a format is a mistake."""
+MOST_LOST = 0.99
+"""Share of weights that are clipped or become zero beyond which a format is a mistake."""
 PART = 2**18
 """Number of weight elements compared at once, which needs about ten copies."""
 
@@ -180,22 +180,35 @@ def poor_fit(mg: MaseGraph, layers: Sequence[LayerRow]) -> str | None:
     )
 
 
+def _share_lost(row: LayerRow) -> float:
+    return row.share_rounded_to_zero + row.share_saturated
+
+
+def clips(row: LayerRow) -> bool:
+    """Returns true if a format clips so many weights of a layer that it is a mistake."""
+    return row.share_saturated > MOST_CLIPPED
+
+
+def vanishes(row: LayerRow) -> bool:
+    """Returns true if a format clips few weights of a layer, but represents almost none."""
+    return not clips(row) and _share_lost(row) > MOST_LOST
+
+
 def warn_about_lost_weights(
-    mg: MaseGraph, loss: tuple[str, float], specs: Mapping[str, QuantSpec]
+    mg: MaseGraph, specs: Mapping[str, QuantSpec], is_lost: Callable[[LayerRow], bool]
 ) -> None:
     """Warns of layers whose weights a format with a fixed step loses.
 
     Args:
         mg: the quantized graph.
-        loss: `CLIPPED` or `VANISHED`.
         specs: formats by path of a layer, before scales are derived from the weights.
+        is_lost: `clips` or `vanishes`.
     """
-    share, most = loss
     fixed = {f"{path}.weight" for path, x in specs.items() if not follows_data(x, "weight")}
     rows = layer_rows(mg, only=lambda x: x.name in fixed and not x.value.is_meta) if fixed else []
-    lost = [row for row in rows if getattr(row, share) > most]
+    lost = [row for row in rows if is_lost(row)]
     if lost:
-        worst = max(lost, key=attrgetter(share))
+        worst = max(lost, key=_share_lost)
         unit = "layer loses" if len(lost) == 1 else "layers lose"
         warn_each_time(
             f"{len(lost)} {unit} weights to the format. In '{worst.layer}' ({worst.format}) "

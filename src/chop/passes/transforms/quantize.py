@@ -9,7 +9,7 @@ from chop.ir.graph import MaseGraph
 from chop.passes.base import MASE_KEYS, graph_pass
 from chop.quantization.operators import quantize_nodes
 from chop.quantization.selection import QuantizeConfig
-from chop.quantization.summary import CLIPPED, warn_about_lost_weights
+from chop.quantization.summary import clips, warn_about_lost_weights
 from chop.quantization.unreached import warn_about_unreached
 
 
@@ -44,5 +44,5 @@ def quantize_transform_pass(mg: MaseGraph, config: QuantizeConfig) -> dict[str, 
     specs = {str(node.target): spec for node, spec in chosen.items()}
     quantize_nodes(mg, chosen)
     warn_about_unreached(mg, config.where, config.may_mean)
-    warn_about_lost_weights(mg, CLIPPED, specs)
+    warn_about_lost_weights(mg, specs, clips)
     return {"quantized": sum(not spec.is_float for spec in chosen.values())}
