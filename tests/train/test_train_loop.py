@@ -237,6 +237,9 @@ def test_whole_numbers_for_a_model_of_floats_name_the_conversion():
         evaluate(model, (images, labels))
     with pytest.raises(ConfigError, match=r"such as X.float\(\), or for an array"):
         fit(nn.Linear(4, 2), (images[:, 0, 0].long(), labels))
+    model[0].in_channels, model[0].kernel_size = 1, 4  # as an own layer may have them
+    with pytest.raises(ConfigError, match="pass input as float32"):
+        evaluate(model, (images, labels))
 
 
 def test_large_logits_are_accumulated_over_parts_of_a_step(monkeypatch):

@@ -332,7 +332,8 @@ def _advise_channels(model: nn.Module, inputs: Mapping[str, Tensor]) -> str:
     convolutions = [
         (name, module)
         for name, module in model.named_modules()
-        if getattr(module, "in_channels", 0) and hasattr(module, "kernel_size")
+        if getattr(module, "in_channels", 0)
+        and isinstance(getattr(module, "kernel_size", None), tuple)  # one size in own layers
     ]
     if not convolutions or len(inputs) != 1:
         return ""
